@@ -23,6 +23,7 @@ from delayd.reading.files.origins import take_outcomes
 from delayd.reading.files.rows import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
 from delayd.reading.findings import (
     FINDING,
+    KINDS,
     FindingKind,
     Findings,
     HourSummary,
@@ -283,7 +284,7 @@ class _Comparison:
         self._find_orphans()
         self._find_mismatches()
         late_ms = self._late_ms()
-        self._note(FindingKind.LATE, Reason.LATE, late_ms > self._terms.late_ms_limit, late_ms)
+        self._note(Reason.LATE, late_ms > self._terms.late_ms_limit, late_ms)
 
     def summary(self, origin_log_id: int, table: NDArray[np.void]) -> HourSummary:
         classes, proved = self._classes, self._classes.proved
@@ -313,7 +314,7 @@ class _Comparison:
 
     def _find_not_filed(self, accepted: FiledByLog) -> None:
         """Accepted messages must be filed once, as they were accepted, and as many as the checkpoint counts."""
-        schedule, rows, kind = self._schedule, accepted.rows, FindingKind.MISMATCH
+        schedule, rows = self._schedule, accepted.rows
         nameless = len(schedule.subjects) + len(self._realtime.subjects)
         join = Join(schedule.sequence, rows.sequence)
         missing = np.flatnonzero(~join.known)
@@ -321,26 +322,26 @@ class _Comparison:
         if len(missing) > accepted.dropped:
             gone = rows.take(missing)
             subject = gone.subject + np.uint32(nameless + 1)
-            self._add(FindingKind.LOST, Reason.NOT_FILED, gone.sequence, gone.deliver_at_ms, subject, 0, 0)
+            self._add(Reason.NOT_FILED, gone.sequence, gone.deliver_at_ms, subject, 0, 0)
         filed = are_filed(schedule.location)
         due_from_ms, hour = self._classes.due_from_ms, self._hour
         elsewhere = (due_from_ms < hour_start_ms(hour)) | (due_from_ms >= hour_start_ms(hour + 1))
-        self._note(kind, Reason.OTHER_HOUR, filed & elsewhere, 0)
+        self._note(Reason.OTHER_HOUR, filed & elsewhere, 0)
         never = schedule.sequence >= np.uint64(accepted.next_sequence)
         for first, count in accepted.skipped:
             never |= (schedule.sequence >= np.uint64(first)) & (schedule.sequence < np.uint64(first + count))
         never &= filed
-        self._note(FindingKind.ORPHAN, Reason.NEVER_GIVEN, never, 0)
+        self._note(Reason.NEVER_GIVEN, never, 0)
         if accepted.first:
             elsewhere = filed & (join.times == 0) & ~never & (schedule.sequence >= np.uint64(accepted.first))
-            self._note(kind, Reason.FILED_ELSEWHERE, elsewhere, 0)
+            self._note(Reason.FILED_ELSEWHERE, elsewhere, 0)
         if len(rows):
             self._find_other_than_accepted(rows, join, filed & (join.times > 0))
         if accepted.before is not None:
             count = accepted.before + int(filed.sum())
             if count != accepted.counted:
                 one, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
-                self._add(FindingKind.CONSERVATION, Reason.COUNTED, one, zero, nameless, accepted.counted, count)
+                self._add(Reason.COUNTED, one, zero, nameless, accepted.counted, count)
 
     def _find_other_than_accepted(self, accepted: ScheduleRows, join: Join, both: Mask) -> None:
         """Compare filed rows with those of the message log; ``both`` marks the rows that both have."""
@@ -353,7 +354,7 @@ class _Comparison:
         own, theirs = same_subjects(filed.subjects, accepted.subjects)
         if len(own) > 1 or not np.array_equal(own, theirs):
             other = both & (own[filed.subject] != theirs[said(accepted.subject)])
-            self._note(FindingKind.MISMATCH, Reason.ACCEPTED_SUBJECT, other, 0)
+            self._note(Reason.ACCEPTED_SUBJECT, other, 0)
         differs(Reason.ACCEPTED_BODY, said(accepted.body_bytes), filed.body_bytes, both)
         differs(Reason.ACCEPTED_CONTENT, said(accepted.hashes()), filed.hashes(), both)
         if filed.expiring or accepted.expiring:
@@ -366,30 +367,29 @@ class _Comparison:
         if not (self._parts["outcome"] == Outcome.CANCELLED).any():
             return
         cancelled = np.flatnonzero((self._outcome == Outcome.CANCELLED) & (self._part["reason"] != 0))
-        sequences, kind = self._schedule.sequence[cancelled], FindingKind.MISMATCH
+        sequences = self._schedule.sequence[cancelled]
         join = Join(accepted.ended["sequence"], sequences)
         if accepted.first:
             missing = cancelled[~join.known & (sequences >= np.uint64(accepted.first))]
-            self._note(kind, Reason.NOT_DECIDED, missing, self._part["claimed_at_ms"])
+            self._note(Reason.NOT_DECIDED, missing, self._part["claimed_at_ms"])
         decided = np.zeros(len(self._schedule), np.uint8)
         decided[cancelled[join.rows]] = accepted.ended["reason"][join.scheduled]
         own = self._part["reason"]
-        self._note(kind, Reason.OTHER_REASON, (decided != 0) & (decided != own), own, decided)
+        self._note(Reason.OTHER_REASON, (decided != 0) & (decided != own), own, decided)
 
     def _find_lost(self) -> None:
         classes = self._classes
         waited_ms = self._terms.now_ms - classes.due_from_ms
-        self._note(FindingKind.LOST, Reason.NO_OUTCOME, classes.overdue, waited_ms)
+        self._note(Reason.NO_OUTCOME, classes.overdue, waited_ms)
         if classes.not_there.any():
-            self._note(FindingKind.LOST, Reason.NOT_AT_TARGET, classes.not_there, self._part["target_log_id"])
+            self._note(Reason.NOT_AT_TARGET, classes.not_there, self._part["target_log_id"])
 
     def _find_duplicates(self) -> None:
-        kind = FindingKind.DUPLICATE
-        self._note(kind, Reason.OUTCOMES, self._outcomes.times > 1, self._outcomes.times)
-        self._note(kind, Reason.TWICE_AT_TARGET, self._stored.times > 1, self._stored.times)
+        self._note(Reason.OUTCOMES, self._outcomes.times > 1, self._outcomes.times)
+        self._note(Reason.TWICE_AT_TARGET, self._stored.times > 1, self._stored.times)
         sequence = self._schedule.sequence
         again = np.flatnonzero(sequence[1:] == sequence[:-1]) + 1
-        self._note(kind, Reason.TWICE_SCHEDULED, again, 2)
+        self._note(Reason.TWICE_SCHEDULED, again, 2)
 
     def _find_early(self) -> None:
         """Rows that left early, by the dispatch log and by the batch itself: so a false claim instant hides nothing."""
@@ -404,10 +404,9 @@ class _Comparison:
         self._stored.lowest(stored["claimed_at_ms"], claimed)
         early = claimed < due
         if early.any():
-            self._note(FindingKind.EARLY, Reason.CLAIMED_EARLY, early, claimed, due - claimed)
+            self._note(Reason.CLAIMED_EARLY, early, claimed, due - claimed)
 
     def _find_orphans(self) -> None:
-        kind = FindingKind.ORPHAN
         targets = self._realtime.targets
         unknown = np.flatnonzero(~self._stored.known)
         unknown = unknown[self._batches["newer"].take(self._realtime.batch_of[unknown]) == 0]
@@ -415,31 +414,30 @@ class _Comparison:
         target_ids = np.array([target.log_id for target in targets] or [0], np.uint64)
         subject = batches["subject"] + np.uint32(len(self._schedule.subjects))
         self._add(
-            *(kind, Reason.TARGET_UNSCHEDULED, self._realtime.sequence[unknown]),
+            *(Reason.TARGET_UNSCHEDULED, self._realtime.sequence[unknown]),
             *(self._realtime.deliver_at_ms[unknown], subject, target_ids[batches["target"]], batches["offset"]),
         )
         unknown = np.flatnonzero(~self._outcomes.known)
         nameless = len(self._schedule.subjects) + len(self._realtime.subjects)
         sequences, due = self._dispatch.sequences[unknown], self._dispatch.deliver_at_ms[unknown]
-        self._add(kind, Reason.OUTCOME_UNSCHEDULED, sequences, due, nameless, 0, 0)
+        self._add(Reason.OUTCOME_UNSCHEDULED, sequences, due, nameless, 0, 0)
         missing = self._classes.at_target & ~self._classes.has_outcome
         if missing.any():
             decided = missing & (self._batch["decided"] == 1)
-            self._note(kind, Reason.OUTCOME_MISSING, decided, self._batch_target, self._batch["offset"])
+            self._note(Reason.OUTCOME_MISSING, decided, self._batch_target, self._batch["offset"])
 
     def _find_mismatches(self) -> None:
-        kind = FindingKind.MISMATCH
         self._find_disagreements()
         attempt = self._parts["attempt"]
         if (attempt[:-1] != 1).any():
             own = self._part["attempt"]
-            self._note(kind, Reason.OTHER_ATTEMPT, self._classes.dispatched & (own != 1), own)
+            self._note(Reason.OTHER_ATTEMPT, self._classes.dispatched & (own != 1), own)
         if np.isin(self._parts["outcome"], WISHED).any():
-            self._note(kind, Reason.NOBODY_DECIDES, self._without_proof(), self._outcome)
+            self._note(Reason.NOBODY_DECIDES, self._without_proof(), self._outcome)
         own, theirs = same_subjects(self._schedule.subjects, self._realtime.subjects)
         if (len(own) > 1 or not np.array_equal(own, theirs)) and self._classes.at_target.any():
             differs = self._classes.at_target & (own[self._schedule.subject] != theirs[self._batch["subject"]])
-            self._note(kind, Reason.OTHER_SUBJECT, differs, 0)
+            self._note(Reason.OTHER_SUBJECT, differs, 0)
         due, hashes = self._schedule.deliver_at_ms, self._schedule.hashes()
         for join, dues, contents, must_state in (
             (self._outcomes, self._dispatch.deliver_at_ms, self._dispatch.content_hash, self._classes.dispatched),
@@ -454,7 +452,7 @@ class _Comparison:
         if len(self._schedule.left_out):
             left_out = np.zeros(len(due), np.bool_)
             left_out[Join(self._schedule.sequence, self._schedule.left_out).scheduled] = True
-            self._note(kind, Reason.LEFT_OUT, left_out & self._classes.without_word, 0)
+            self._note(Reason.LEFT_OUT, left_out & self._classes.without_word, 0)
 
     def _without_proof(self) -> Mask:
         """Rows whose outcome must have been wished, and of which nothing shows that it was."""
@@ -470,18 +468,17 @@ class _Comparison:
 
     def _find_disagreements(self) -> None:
         """Compare what the dispatch log and the target's log say of each batch that was handed over."""
-        kind = FindingKind.MISMATCH
         part, batch, batch_target = self._part, self._batch, self._batch_target
         once = (self._outcomes.times == 1) & (self._stored.times == 1)
         # An operator decided that a message is in doubt when the target's log was believed lost, so its presence there
         # is no contradiction.
         cancelled = once & (self._outcome == Outcome.CANCELLED)
-        self._note(kind, Reason.CANCELLED_AT_TARGET, cancelled, part["claimed_at_ms"], batch["offset"])
+        self._note(Reason.CANCELLED_AT_TARGET, cancelled, part["claimed_at_ms"], batch["offset"])
         other = once & ~self._classes.dispatched & ~cancelled & (self._outcome != Outcome.IN_DOUBT)
-        self._note(kind, Reason.NOT_DISPATCHED, other, self._outcome, batch["offset"])
+        self._note(Reason.NOT_DISPATCHED, other, self._outcome, batch["offset"])
         both = once & self._classes.dispatched
         same_target = part["target_log_id"] == batch_target
-        self._note(kind, Reason.OTHER_TARGET, both & ~same_target, part["target_log_id"], batch_target)
+        self._note(Reason.OTHER_TARGET, both & ~same_target, part["target_log_id"], batch_target)
         both &= same_target
         for reason, own, theirs in (
             (Reason.OTHER_OFFSET, "target_offset", "offset"),
@@ -490,7 +487,7 @@ class _Comparison:
         ):
             self._differ_from_first(reason, part[own], batch[theirs], both)
         differs = both & ((part["epoch"] != batch["epoch"]) | (part["batch_id"] != batch["batch_id"]))
-        self._note(kind, Reason.OTHER_BATCH, differs, part["batch_id"], batch["batch_id"])
+        self._note(Reason.OTHER_BATCH, differs, part["batch_id"], batch["batch_id"])
 
     def _appended_ms(self) -> Int64s:
         """When each row came to its target, by the target's own log if that still has it."""
@@ -508,22 +505,19 @@ class _Comparison:
         """Note the rows of which two logs differ; ``judged`` marks those that both have."""
         differs = np.not_equal(value, other)
         if differs.any():
-            self._note(FindingKind.MISMATCH, reason, differs & judged, value, other)
+            self._note(reason, differs & judged, value, other)
 
-    def _note(
-        self, kind: FindingKind, reason: Reason, which: NDArray[np.generic], value: Numbers, other: Numbers = 0
-    ) -> None:
+    def _note(self, reason: Reason, which: NDArray[np.generic], value: Numbers, other: Numbers = 0) -> None:
         """Add a finding for each scheduled row that a mask or an index array picks."""
         rows = np.flatnonzero(which) if which.dtype == bool else which
         schedule = self._schedule
         self._add(
-            *(kind, reason, schedule.sequence[rows], schedule.deliver_at_ms[rows], schedule.subject[rows]),
+            *(reason, schedule.sequence[rows], schedule.deliver_at_ms[rows], schedule.subject[rows]),
             *(number if isinstance(number, int) else number[rows] for number in (value, other)),
         )
 
     def _add(
         self,
-        kind: FindingKind,
         reason: Reason,
         sequence: UInt64s,
         deliver_at_ms: Int64s,
@@ -534,7 +528,7 @@ class _Comparison:
         if not len(sequence):
             return
         rows = np.zeros(len(sequence), FINDING)
-        rows["kind"], rows["reason"] = kind, reason
+        rows["kind"], rows["reason"] = KINDS[reason], reason
         rows["sequence"], rows["deliver_at_ms"], rows["subject"] = sequence, deliver_at_ms, subject
         rows["value"], rows["other"] = value, other
         self.found.append(rows)

@@ -36,6 +36,7 @@ from delayd.machine.operating import WaitKind
 from delayd.net import budget
 from delayd.net.registration import RegistrationState
 from delayd.reading import export, tables
+from delayd.reading.findings import SENTENCES
 from delayd.wire import frame, scheduling
 from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, META, REALTIME, RequestType
@@ -276,6 +277,12 @@ def _columns() -> Iterator[str]:
         yield f"| `{table}` | {', '.join(f'`{name}`{kind}' for name, kind in named)} |"
 
 
+def _findings() -> Iterator[str]:
+    yield from ("| finding | what it says of a message |", "|---|---|")
+    for kind, sentences in SENTENCES.items():
+        yield from (f"| {kind.name} | {re.sub('{.*?}', '…', sentence)} |" for sentence in sentences.values())
+
+
 class Line(NamedTuple):
     """A line that the code logs."""
 
@@ -351,6 +358,7 @@ def _cell(text: str) -> str:
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "columns": _columns,
     "commands": _commands,
+    "findings": _findings,
     "requests_of_any": _requests(*ANY),
     "requests_of_meta": _requests(META),
     "requests_of_delay": _requests(DELAY),
