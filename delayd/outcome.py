@@ -6,7 +6,7 @@ outcome"). Two other places name some outcomes, because they have a fixed room f
 first five (docs/formats/seal.md), and `delayd.reading.findings.HourSummary` has a figure for each.
 
 An example. Row 7 expired. Its dispatch log has the number 4, `delayd get` says `expired`, the audit counts it in
-``expired`` and holds its claim against its expiry, and `delayd schedule outcomes --outcome expired` lists it.
+``expired`` and holds its claim against its expiry, and `delayd dispatch show --outcome expired` lists it.
 """
 
 from __future__ import annotations
