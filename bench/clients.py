@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection as Pipe
 import numpy as np
 import uvloop
 
+from delayd.address import Endpoint
 from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart
 from delayd.client.producer import AsyncProducer, Producer
@@ -102,7 +103,7 @@ def serve(pipe: Pipe) -> None:
     async def main() -> None:
         acknowledger = Acknowledger()
         server = Server(acknowledger)
-        acknowledger.port = await server.listen(HOST, 0)
+        acknowledger.port = (await server.listen(Endpoint(HOST, 0))).port
         pipe.send(acknowledger.port)
         loop = asyncio.get_running_loop()
         while await loop.run_in_executor(None, pipe.recv):

@@ -98,7 +98,7 @@ def echo(name: str, body: bytes, depth: int, seconds: float) -> Coroutine[object
 
     async def measure() -> None:
         server = Server(Echo())
-        client = await connect(Endpoint(HOST, await server.listen(HOST, 0)))
+        client = await connect(await server.listen(Endpoint(HOST, 0)))
         rates: list[float] = []
         delays_ms: list[float] = []
         for _ in range(REPEATS):

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from delayd.address import Endpoint, read_address
+
 from .main import NOT_BALANCED, USAGE
 
 RESTART_FIRST_S = 0.2  # A server that was killed is back before its clients give up.
@@ -41,8 +43,7 @@ class Ready(NamedTuple):
     """What a ready line says."""
 
     role: str
-    host: str
-    port: int
+    endpoint: Endpoint
     pid: int
 
 
@@ -163,7 +164,7 @@ class Child(KeptProcess):
 
     async def _run_once(self) -> int:
         self._served_from, self.held = None, False
-        command = self._command(self.ready.port if self.ready else None)
+        command = self._command(self.ready.endpoint.port if self.ready else None)
         process = await self._start(command, PIPE)
         relays = [asyncio.create_task(self._relay(process)), asyncio.create_task(self._relay_errors(process))]
         code = await process.wait()
@@ -217,11 +218,10 @@ def parse_ready(line: str) -> Ready | None:
     words = line.split()
     if len(words) != 4 or words[0] != "ready" or not words[3].startswith("pid="):
         return None
-    host, _, port = words[2].rpartition(":")
-    pid = words[3].removeprefix("pid=")
-    if not (host and port.isdigit() and pid.isdigit()):
+    endpoint, pid = read_address(words[2]), words[3].removeprefix("pid=")
+    if isinstance(endpoint, str) or not pid.isdigit():
         return None
-    return Ready(words[1], host, int(port), int(pid))
+    return Ready(words[1], endpoint, int(pid))
 
 
 def how_it_ended(code: int) -> str:

@@ -269,7 +269,7 @@ async def _listed_slots(address: str) -> list[tuple[Cell, ...]]:
         rows.append(
             (
                 f"{log_id:016x}",
-                "" if server is None else f"{server.host}:{server.port}",
+                "" if server is None else server.address,
                 "forgotten" if server is None else states[log_id],
                 int(np.count_nonzero(own)),
                 slots_text(own),

@@ -326,7 +326,7 @@ def _whom(meta: str) -> str:
         return f"the meta server at {meta}: {error.message}"
     if not servers:
         return f"a delay server: the meta server at {meta} knows none; start one with `delayd delay`"
-    places = ", ".join(f"{server.host}:{server.port}" for server in servers)
+    places = ", ".join(server.address for server in servers)
     if not any(server.alive for server in servers):
         return f"the delay server at {places}: {silence(servers[0])}"
     return f"the delay server at {places}, which is alive and has not answered; see `delayd status`"

@@ -19,7 +19,7 @@ from dataclasses import Field, dataclass, fields
 
 import click
 
-from delayd.address import META_LOCAL, PORT_MAX
+from delayd.address import META_LOCAL, PORT_MAX, Endpoint
 from delayd.config import CONFIGS, Value, load_config
 from delayd.errors import BadSetting
 
@@ -240,7 +240,7 @@ class Supervisor:
         meta = self._children[FIRST].ready
         if role != FIRST and meta is not None:
             command += self._plan.registering
-            command += ["--meta", address_from_here(meta.host, meta.port)]
+            command += ["--meta", str(from_here(meta.endpoint))]
         return command
 
     def _echo(self, line: str) -> None:
@@ -272,9 +272,9 @@ class Supervisor:
         meta = self._children[FIRST].ready
         if meta is None:
             raise AssertionError("the others start when meta serves")
-        address = address_from_here(meta.host, meta.port)
+        address = str(from_here(meta.endpoint))
         others = [
-            f"the {role} server at {address_from_here(child.ready.host, child.ready.port)}"
+            f"the {role} server at {from_here(child.ready.endpoint)}"
             for role, child in self._children.items()
             if child.ready is not None and role != FIRST and role not in self._down and not child.held
         ]
@@ -360,10 +360,9 @@ class Supervisor:
         return OK if stopped_by_themselves else BUG
 
 
-def address_from_here(host: str, port: int) -> str:
-    """``host:port`` under which a child on this machine reaches a server that listens on ``host``."""
-    host = _ANYWHERE.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def from_here(endpoint: Endpoint) -> Endpoint:
+    """Where a child on this machine reaches a server that listens there."""
+    return endpoint._replace(host=_ANYWHERE.get(endpoint.host, endpoint.host))
 
 
 LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.

@@ -65,6 +65,7 @@ class AskedServer(NamedTuple):
     fault: str
     groups: Sequence[GroupInfo] = ()  # Of a realtime server.
     state: str = ""  # Of a server that registers with meta: what it may do now.
+    endpoint: Endpoint | None = None  # Where a server was asked that may have groups.
 
     @property
     def name(self) -> str:
@@ -149,19 +150,19 @@ async def _look(address: str) -> tuple[list[AskedServer], list[tuple[str, Wait]]
 
 
 async def _ask_one(address: str) -> AskedServer:
-    async with ask.connected(parse_address(address, "server")) as connection:
+    endpoint = parse_address(address, "server")
+    async with ask.connected(endpoint) as connection:
         seen = await _read("", connection)
-    seen = seen._replace(role=need_str(seen.status, "role"))
+    seen = seen._replace(role=need_str(seen.status, "role"), endpoint=endpoint)
     return seen._replace(groups=await _groups_of(seen))
 
 
 async def _groups_of(seen: AskedServer) -> list[GroupInfo]:
     """The groups of a realtime server; none of one that does not serve now, which is told elsewhere."""
-    if seen.role != "realtime" or seen.fault or ask.is_held(seen.status):
+    if seen.role != "realtime" or seen.fault or seen.endpoint is None or ask.is_held(seen.status):
         return []
-    host, _, port = seen.address.rpartition(":")
     try:
-        async with ask.connected(Endpoint(host, int(port))) as connection:
+        async with ask.connected(seen.endpoint) as connection:
             return await GROUPS.at(connection, groups_head(None, ages=True))
     except DelaydError:
         return []
@@ -197,11 +198,13 @@ async def _ask(known: ask.Known) -> AskedServer:
         try:
             async with ask.reached(known) as connection:
                 seen = await _read(known.role, connection)
-                return seen._replace(state=_state(seen.status, CORDONED if known.cordoned else SERVES))
+                state = _state(seen.status, CORDONED if known.cordoned else SERVES)
+                return seen._replace(state=state, endpoint=known.endpoint)
         except DelaydError as error:
             fault, state = error.message, SILENT
     elif (held := await ask.held_status(known)) is not None:
-        return _seen(known.role, known.log_id, known.address, held, None)._replace(state=_state(held, FENCED))
+        seen = _seen(known.role, known.log_id, known.address, held, None)
+        return seen._replace(state=_state(held, FENCED), endpoint=known.endpoint)
     return AskedServer(known.role, known.log_id, known.address, {}, None, [], [], fault, state=state)
 
 

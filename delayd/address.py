@@ -24,22 +24,22 @@ _TEXT_SHOWN = 300  # This much of a text that is not an address is shown: enough
 
 
 class Endpoint(NamedTuple):
-    """Where a server listens, and how it is reached: all that `delayd.net.connection.connect` needs to know of it.
+    """Where a server listens, and how it is reached: all that `delayd.net.endpoint` needs to know of it.
 
     It is handed on as one value, so whatever else a connection will need stands here and is read there alone. An IPv6
-    host is without its brackets.
+    host is without its brackets; the text has them, and `read_address` reads it back.
     """
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
-
-def is_inside(host: str) -> bool:
-    """Whether a host is that of a home within a program (`delayd.open`), in this process or in another one."""
-    return host.endswith(INSIDE_SUFFIX)
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is that of a home within a program (`delayd.open`), in this process or in another one."""
+        return self.host.endswith(INSIDE_SUFFIX)
 
 
 def meta_address(given: str | None) -> str:

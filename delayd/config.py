@@ -69,6 +69,11 @@ class ServerConfig:
         self._check_relations()
 
     @property
+    def listens(self) -> Endpoint:
+        """Where it listens; the system chooses the port for port 0."""
+        return Endpoint(_bare(self.host), self.port)
+
+    @property
     def folder(self) -> str:
         """This server's own directory."""
         return os.path.join(self.data, self.role)
@@ -118,10 +123,9 @@ class RegisteringConfig(ServerConfig):
     meta: str = META_LOCAL
     advertise_host: str = ""  # The host by which clients and servers reach it; empty: `host`.
 
-    @property
-    def advertised_host(self) -> str:
-        """The host that meta is told."""
-        return self.advertise_host or self.host
+    def advertised(self, bound: Endpoint) -> Endpoint:
+        """Where others reach a server that listens there: what meta is told."""
+        return bound._replace(host=_bare(self.advertise_host)) if self.advertise_host else bound
 
     def _check_address(self) -> None:
         if not self.advertise_host and listens_everywhere(self.host):
@@ -296,9 +300,13 @@ def listens_everywhere(host: str) -> bool:
     if _ZERO.fullmatch(host):
         return True
     try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_unspecified
+        return ipaddress.ip_address(_bare(host)).is_unspecified
     except ValueError:
         return False
+
+
+def _bare(host: str) -> str:
+    return host.removeprefix("[").removesuffix("]")
 
 
 def _read(role: str, path: str) -> dict[str, Value]:
@@ -334,7 +342,7 @@ def _check(role: str, setting: Field[Value], value: object) -> None:
     if setting.name == "meta" and isinstance(value, str):
         parse_address(value)
     if setting.name in ("host", "advertise_host") and isinstance(value, str) and value:
-        fault = None if listens_everywhere(value) else host_fault(value.removeprefix("[").removesuffix("]"))
+        fault = None if listens_everywhere(value) else host_fault(_bare(value))
         if fault is not None:
             raise _bad(role, setting.name, f"{value!r} is no host name or address, for {fault}; correct it")
     if "least" in setting.metadata and isinstance(value, int):

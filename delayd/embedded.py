@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from delayd.address import Endpoint
 from delayd.client.admin import Admin
 from delayd.client.engine import THREAD_S, LoopThread, forget, remember
 from delayd.client.instants import monotonic_s
@@ -80,7 +81,7 @@ class Embedded:
         self._pid = os.getpid()
         self._machine = machine
         self._host = inside.new_host()
-        self._meta_port = 0
+        self._meta = Endpoint(self._host, 0)  # Where its meta server listens.
         self._services: list[Service] = []
         self._failure: BaseException | None = None
         self._closed = False
@@ -108,7 +109,7 @@ class Embedded:
     def address(self) -> str:
         """What a client in this process takes as the address of meta."""
         self.check()
-        return f"{self._host}:{self._meta_port}"
+        return str(self._meta)
 
     def producer(self, **settings: Any) -> Producer:
         """A `Producer` of this directory; ``settings`` are its own."""
@@ -180,7 +181,7 @@ class Embedded:
         places = {"data": self.path, "host": self._host, "port": 0}
         for config, server in servers.items():
             if config is not MetaConfig:
-                places["meta"] = f"{self._host}:{self._meta_port}"
+                places["meta"] = str(self._meta)
             names = set() if config is MetaConfig else {each.name for each in fields(config)}
             own = {name: value for name, value in settings.items() if name in names}
             made = config(**places, **own)
@@ -193,9 +194,9 @@ class Embedded:
                 service.abandon()
                 raise
             self._services.append(service)
-            _, port = await service.start()
+            endpoint = await service.start()
             if config is MetaConfig:
-                self._meta_port = port
+                self._meta = endpoint
         # A client that is opened at once is told of these servers by meta, at the addresses of this life.
         with suppress(TimeoutError):
             async with asyncio.timeout(REGISTERED_S):

@@ -580,13 +580,15 @@ def _stored_slots(state: State) -> tuple[SlotTable, Members]:
     return table, Members(read_members(state) | table.owners, in_doubt=in_doubt)
 
 
+IN_KEY = ("role", "log_id")  # What the key of a registration says.
+
+
 def _server_key(server: Registered) -> bytes:
     return SERVER_PREFIX + server.role.encode() + b"/" + server.log_id.to_bytes(8, "big")
 
 
 def _server_value(server: Registered) -> bytes:
-    head = server.to_head()
-    value: bytes = msgpack.packb({name: head[name] for name in ("host", "port", "epoch", "pid", "place")})
+    value: bytes = msgpack.packb({name: said for name, said in server.to_head().items() if name not in IN_KEY})
     return value
 
 

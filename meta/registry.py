@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from delayd.address import is_inside
 from delayd.errors import (
     BadArgument,
     BadRequest,
@@ -147,7 +146,7 @@ class Registry:
             raise UnknownServer(f"meta knows no {role} server {log_id:016x}; see `delayd servers`")
         if self._is_alive(known):
             raise BadArgument(
-                f"{role} server {log_id:016x} is alive at {known.server.host}:{known.server.port}; stop it for good, "
+                f"{role} server {log_id:016x} is alive at {known.server.endpoint}; stop it for good, "
                 "wait until its lease has ended, and say it again"
             )
         return known.server
@@ -192,14 +191,14 @@ class Registry:
         if server.epoch < heard.epoch:
             raise StaleEpoch(
                 f"epoch {server.epoch} of {server.role} server {server.log_id:016x} is over: epoch {heard.epoch} "
-                f"registered from {heard.host}:{heard.port}; stop this process"
+                f"registered from {heard.endpoint}; stop this process"
             )
         if not self._is_alive(known) or (server.epoch > heard.epoch and _in_one_place(server, heard)):
             return
         now_ms = self._clock.monotonic_ms()
         if known.contender != server:
             known.contender, known.contended_ms = server, now_ms
-        who = f"{heard.host}:{heard.port} (pid {heard.pid}) is {server.role} server {server.log_id:016x}"
+        who = f"{heard.endpoint} (pid {heard.pid}) is {server.role} server {server.log_id:016x}"
         if known.seen_ms > known.contended_ms:
             raise FencedInstance(
                 f"{who} in epoch {heard.epoch} and alive; stop this process, which runs on a copy of its directory"
@@ -214,7 +213,7 @@ class Registry:
     def _end_others_at(self, server: Registered) -> None:
         # Two servers can't listen at one address, so the server that was there before is gone, whatever its lease says.
         for known in self._known.values():
-            if known.server != server and (known.server.host, known.server.port) == (server.host, server.port):
+            if known.server != server and known.server.endpoint == server.endpoint:
                 known.alive = False
 
     def _is_told(self, known: _KnownServer) -> bool:
@@ -224,7 +223,7 @@ class Registry:
         """Whether a server may still listen where it did in meta's life before. Those of a home within a program don't:
         their addresses ended with the home.
         """
-        return not (self._moved or is_inside(server.host))
+        return not (self._moved or server.endpoint.is_inside)
 
     def _is_alive(self, known: _KnownServer) -> bool:
         return known.alive and self._clock.monotonic_ms() - known.seen_ms < self._lease_ms
@@ -238,7 +237,7 @@ def _in_one_place(one: Registered, other: Registered) -> bool:
     """Whether two lives of a server lie in one folder, so that the older one has ended (rule L7)."""
     if one.place and other.place:
         return one.place == other.place
-    return (one.host, one.port) == (other.host, other.port)
+    return one.endpoint == other.endpoint
 
 
 PREFIX = b"cordon/"

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 
+from delayd.address import Endpoint
 from delayd.config import MetaConfig, describe, listens_everywhere
 from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping
 from delayd.machine.disk import Lock
@@ -140,18 +141,18 @@ class MetaService:
     def abandon(self) -> HeldServer:
         """See delayd.net.held_start.Service; an `open` that fails has closed all that it had opened."""
         config = self._config
-        return HeldServer(config.role, config.host, config.port, self._machine.secret(config))
+        return HeldServer(config.role, config.listens, self._machine.secret(config))
 
     async def registered(self) -> None:
         """Clients know meta's address by themselves."""
 
-    async def start(self) -> tuple[str, int]:
+    async def start(self) -> Endpoint:
         """Listen; opens first if `open` was not called."""
         config = self._config
         if self._state is None:
             self.open()
         try:
-            return config.host, await self._server.listen(config.host, config.port)
+            return await self._server.listen(config.listens)
         except DelaydError:
             self._close()
             raise
@@ -227,8 +228,9 @@ class MetaService:
             self._idle.set()
 
         server = read_registered(frame.head)
-        if listens_everywhere(server.host):
-            raise BadRequest(f"host is {server.host}, where nobody could reach this server", field="host")
+        host = server.endpoint.host
+        if listens_everywhere(host):
+            raise BadRequest(f"host is {host}, where nobody could reach this server", field="host")
         claims = read_slot_claims(frame.head) if server.role == "delay" and "slots" in frame.head else None
         self._core.register(server, on_stored, claims)
 

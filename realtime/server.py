@@ -10,10 +10,10 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from delayd.address import Endpoint
 from delayd.client.producer import AsyncProducer
 from delayd.config import RealtimeConfig, describe
 from delayd.errors import DelaydError, NotReady
@@ -59,7 +59,7 @@ class RealtimeServer:
         self._config = config
         self._machine = machine
         self._fail = fail
-        self._port = config.port
+        self._listens = config.listens  # A life after this one listens at the port that this one was given.
         self._ending = asyncio.Event()  # Set by `stop`: no life begins any more.
         self._restart: asyncio.Task[None] | None = None
         self._forget()
@@ -89,14 +89,14 @@ class RealtimeServer:
     def abandon(self) -> HeldServer:
         """See delayd.net.held_start.Service."""
         home, self._home = self._home, None
-        return abandon(replace(self._config, port=self._port), self._machine, home)
+        return abandon(self._config, self._listens, self._machine, home)
 
     async def registered(self) -> None:
         """Wait until meta has taken a registration of this server, which has started."""
         assert self._registration is not None
         await self._registration.registered()
 
-    async def start(self) -> tuple[str, int]:
+    async def start(self) -> Endpoint:
         """Listen and register; recovers first if `open` was not called."""
         if self._core is None:
             self.open()
@@ -112,9 +112,10 @@ class RealtimeServer:
         self._timer = Timer(asyncio.get_running_loop(), self._on_timer)
         self._server = Server(self, limits=REALTIME_LIMITS, unheard=core.unheard)
         core.shell_status = self._server.status
-        port = self._port = await self._server.listen(config.host, self._port)
+        self._listens = await self._server.listen(self._listens)
         self._rearm()
-        registered = Registered(config.role, core.log_id, config.advertised_host, port, core.epoch, os.getpid(), place)
+        endpoint = config.advertised(self._listens)
+        registered = Registered(config.role, core.log_id, endpoint, core.epoch, os.getpid(), place)
         self._registration = Registration(
             config.meta,
             lambda: registered,
@@ -129,7 +130,7 @@ class RealtimeServer:
         self._farewell = Farewell(core.groups, config.meta, self._rearm)
         self._farewell.start()
         home.every(RETAIN_EVERY_S, core.retain)
-        return config.host, port
+        return self._listens
 
     async def stop(self) -> None:
         """See the port: a checkpoint is taken, so that the next start has nothing to replay, unless that takes long."""

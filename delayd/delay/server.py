@@ -8,7 +8,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from delayd.address import Endpoint
@@ -59,7 +58,7 @@ class DelayServer:
         self._config = config
         self._machine = machine
         self._fail = fail
-        self._port = config.port
+        self._listens = config.listens  # A life after this one listens at the port that this one was given.
         self._ending = asyncio.Event()  # Set by `stop`: no life begins any more.
         self._restart: asyncio.Task[None] | None = None
         self._forget()
@@ -111,14 +110,14 @@ class DelayServer:
     def abandon(self) -> HeldServer:
         """See delayd.net.held_start.Service."""
         home, self._home = self._home, None
-        return abandon(replace(self._config, port=self._port), self._machine, home)
+        return abandon(self._config, self._listens, self._machine, home)
 
     async def registered(self) -> None:
         """Wait until meta has taken a registration of this server, which has started."""
         assert self._registration is not None
         await self._registration.registered()
 
-    async def start(self) -> tuple[str, int]:
+    async def start(self) -> Endpoint:
         """Listen and register; recovers first if `open` was not called."""
         if self._core is None:
             self.open()
@@ -147,7 +146,7 @@ class DelayServer:
         self._requests = Requests(core, home.clock, self._status, self._soon, self._cuts.handlers, self._hold.leave)
         self._reserve()
         self._server = Server(self, limits=DELAY_LIMITS)
-        self._port = await self._server.listen(config.host, self._port)
+        self._listens = await self._server.listen(self._listens)
         self._registration.start()
         self._courier.start()
         self._places = loop.create_task(self._find_places(self._registration, core))
@@ -158,7 +157,7 @@ class DelayServer:
         home.every(SPACE_S, self._reserve)
         home.every(SWEEP_S, self._sweep)
         self._wake()
-        return config.host, self._port
+        return self._listens
 
     async def stop(self) -> None:
         """See delayd.net.held_start.Service; a last checkpoint is written, if it takes no longer than a stop may."""
@@ -426,8 +425,8 @@ class DelayServer:
     def _registered(self) -> Registered:
         assert self._core is not None and self._membership is not None
         identity, place = self._core.site.identity, self._membership.place
-        host = self._config.advertised_host
-        return Registered("delay", identity.log_id, host, self._port, identity.epoch, os.getpid(), place)
+        endpoint = self._config.advertised(self._listens)
+        return Registered("delay", identity.log_id, endpoint, identity.epoch, os.getpid(), place)
 
     def _status(self) -> Head:
         assert self._core is not None and self._home is not None and self._server is not None

@@ -5,6 +5,7 @@ A map. Page: docs/protocol.md. Rules: H8 (trust), B1 and B2 (budgets) in docs/ru
 A connection
     connection    one TCP connection, the same on both sides
     calls         what a connection has under way: requests without an answer, frames that are not sent
+    endpoint      how an endpoint is dialled and listened on
     inside        connections within one process, with no sockets
     trust         both ends prove the cluster's secret; a server is the only one of its log_id
 The listening side

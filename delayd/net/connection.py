@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import ParamSpec, Protocol, cast
 
-from delayd.address import Endpoint, is_inside
+from delayd.address import Endpoint
 from delayd.batch.columns import Buffer
 from delayd.errors import (
     BadRequest,
@@ -31,13 +31,11 @@ from delayd.errors import (
     FrameDamaged,
     FrameOverdue,
     HeadTooLarge,
-    ServerUnavailable,
     Stopping,
     TooManyConnections,
     UnknownRequest,
 )
 from delayd.machine.operating import LogLimit
-from delayd.net import inside
 from delayd.net.budget import (
     BOUNDS,
     DEBT_UNITS_MAX,
@@ -50,6 +48,7 @@ from delayd.net.budget import (
     Budget,
 )
 from delayd.net.calls import SEVERAL_FRAMES, Calls, OnAnswer, Writer, lost, outcome
+from delayd.net.endpoint import dial
 from delayd.wire.frame import ANSWER, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
 from delayd.wire.heads import error_head
 from delayd.wire.requests import RequestLimits, RequestType, request_type
@@ -361,7 +360,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writer.attach(self._transport)
         address = transport.get_extra_info("peername")
         if address:
-            self.peer = f"{address[0]}:{address[1]}"
+            self.peer = str(Endpoint(address[0], address[1]))
         line = transport.get_extra_info("socket")
         if line is not None:  # A connection inside of this process has none.
             _set_up(line)
@@ -636,16 +635,4 @@ async def connect(
     timeout_ms: float = CONNECT_MS_DEFAULT,
 ) -> Connection:
     """Connect to a server; ServerUnavailable if it can't be reached in time: then nothing was sent to it."""
-    loop = asyncio.get_running_loop()
-    if is_inside(endpoint.host):
-        connection = Connection(handler)
-        inside.connect(endpoint, connection)
-        return connection
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            _, connection = await loop.create_connection(lambda: Connection(handler), *endpoint)
-    except (OSError, TimeoutError, UnicodeError) as error:
-        # The resolver encodes a name before it looks it up, and a label may be too long for that.
-        why = str(error) or f"no answer within {timeout_ms:.0f} ms"
-        raise ServerUnavailable(f"no connection to {endpoint} ({why}); is the server running?") from error
-    return connection
+    return await dial(endpoint, lambda: Connection(handler), timeout_ms)

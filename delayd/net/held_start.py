@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from delayd.address import Endpoint
 from delayd.errors import (
     DamagedData,
     DataError,
@@ -56,8 +57,7 @@ class HeldServer:
     """The facts of a server that could not start; numbers are 0 where its state can't be read."""
 
     role: str
-    host: str
-    port: int
+    endpoint: Endpoint  # Where it would listen.
     secret: Secret
     log_id: int = 0
     epoch: int = 0
@@ -73,7 +73,7 @@ class Service(Protocol):
     def abandon(self) -> HeldServer:
         """Close everything that a failed `open` has opened; return what is known of this server."""
 
-    async def start(self) -> tuple[str, int]:
+    async def start(self) -> Endpoint:
         """Listen, and return the address at which requests are answered from now on."""
 
     async def registered(self) -> None:
@@ -108,8 +108,7 @@ async def open_when_whole(
                 held = held or HeldStart(known, error)
                 held.tell(error)
                 if begins:
-                    port = await held.listen()
-                    tell_line(f"held {role} {known.host}:{port} pid={os.getpid()}")
+                    tell_line(f"held {role} {await held.listen()} pid={os.getpid()}")
             await held.until_changed(stop)
     finally:
         if held is not None:
@@ -152,9 +151,9 @@ class HeldStart:
         self._guard = Guard(held.secret, held.role, held.log_id, lambda: held.cluster_id)
         self._server = Server(self)
 
-    async def listen(self) -> int:
-        """Listen where the server would; return the port."""
-        return await self._server.listen(self._held.host, self._held.port)
+    async def listen(self) -> Endpoint:
+        """Listen where the server would, and return where that is."""
+        return await self._server.listen(self._held.endpoint)
 
     async def close(self) -> None:
         """Leave the address to the server."""

@@ -14,6 +14,7 @@ from typing import Protocol
 from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from delayd.address import Endpoint
 from delayd.config import DelayConfig, RealtimeConfig
 from delayd.errors import DamagedData, DataError
 from delayd.log.checkpoint import Payload, read_checkpoint
@@ -167,7 +168,7 @@ class Home:
             self._after_job()
 
 
-def abandon(config: DelayConfig | RealtimeConfig, machine: Machine, home: Home | None) -> HeldServer:
+def abandon(config: DelayConfig | RealtimeConfig, listens: Endpoint, machine: Machine, home: Home | None) -> HeldServer:
     """Leave the directory after a start that failed; return what is known of its server."""
     found = Identity(0, 0), 0
     if home is not None:
@@ -176,7 +177,7 @@ def abandon(config: DelayConfig | RealtimeConfig, machine: Machine, home: Home |
         except DataError as error:
             log.warning("identity_unknown reason=%r", str(error))
         home.close(None)
-    return HeldServer(config.role, config.host, config.port, machine.secret(config), *found[0], found[1])
+    return HeldServer(config.role, listens, machine.secret(config), *found[0], found[1])
 
 
 def _looked(done: Done[None]) -> None:

@@ -91,14 +91,14 @@ class Program:
             service = self._build(self._fail)
             if not await open_when_whole(service, self._role, self._folder, self._stop, _tell_line):
                 return EXIT_OK
-            host, port = await service.start()
+            endpoint = await service.start()
         except DelaydError as error:
             log.critical("start_failed role=%s code=%s reason=%r", self._role, error.code, error.message)
             return _exit_code(error, starting=True)
         collector = QuietCollector(loop)
         if not self._stop.is_set():
-            _tell_line(f"ready {self._role} {host}:{port} pid={os.getpid()}")
-            log.info("ready role=%s host=%s port=%d", self._role, host, port)
+            _tell_line(f"ready {self._role} {endpoint} pid={os.getpid()}")
+            log.info("ready role=%s host=%s port=%d", self._role, endpoint.host, endpoint.port)
         await self._stop.wait()
         try:
             if self._failure is None:

@@ -11,11 +11,8 @@ before it judges anything (rule T5).
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -24,24 +21,20 @@ from typing import TypeVar
 
 import uvloop
 
-from delayd.address import is_inside
-from delayd.errors import BadSetting, DelaydError, TooManyConnections
+from delayd.address import Endpoint
+from delayd.errors import DelaydError, TooManyConnections
 from delayd.machine.operating import tell_left_out
-from delayd.net import inside
 from delayd.net.budget import BOUNDS, Bounds, Budget
 from delayd.net.budget import connections_max as connections_of_this_process
 from delayd.net.connection import RETRY_CONNECT_MS, Connection, Handler
+from delayd.net.endpoint import Listening, listen
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestLimits
 
 PLACES_KEPT_MAX = 64  # Kept for trusted peers when strangers have all other places; a quarter of all places at most.
 REFUSED_MAX = 64  # Connections above the limit that are being told so; further ones are just ended.
 LOOK_S = 1.0  # How often connections are looked at for deadlines.
-ACCEPTS_A_TURN = 8  # The loop accepts one connection a turn for each listening descriptor that it watches.
-ACCEPT_QUEUE = 1024  # Connections that wait to be accepted, as after a restart when all clients come back.
 SWITCH_INTERVAL_S = 0.0005  # A worker thread gives the interpreter back to the loop after this long.
-
-_LISTEN_FAULTS = {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}
 
 R = TypeVar("R")
 log = logging.getLogger(__name__)
@@ -77,35 +70,16 @@ class Server:
         self.look = self._watch.look
         self._unheard = unheard
         self._looking: asyncio.TimerHandle | None = None
-        self._listeners: list[asyncio.Server | inside.Listener] = []
+        self._listening: Listening | None = None
 
-    async def listen(self, host: str, port: int) -> int:
-        """Begin to accept; return the port, which the system chooses for port 0. BadSetting if the address can't be
-        used.
+    async def listen(self, endpoint: Endpoint) -> Endpoint:
+        """Begin to accept; return the endpoint with its port, which the system chooses for port 0. BadSetting if it
+        can't be used.
         """
-        if is_inside(host):
-            own = inside.listen(host, self._accept)
-            self._listeners = [own]
-            self._watch.start()
-            self._look()
-            return own.port
-        loop = asyncio.get_running_loop()
-        try:
-            listener = await loop.create_server(self._accept, host, port, backlog=ACCEPT_QUEUE)
-        except OSError as error:
-            if error.errno not in _LISTEN_FAULTS and not isinstance(error, socket.gaierror):
-                raise
-            why = error.strerror or str(error)
-            raise BadSetting(f"{host}:{port} can't be listened on ({why}); choose another host or port") from error
-        self._listeners = [listener]
-        for line in listener.sockets:
-            # After a restart all clients come back and each asks for much, so turns are long; with one accept a turn
-            # the last client would wait too long.
-            for _ in range(ACCEPTS_A_TURN - 1):
-                again = socket.socket(fileno=os.dup(line.fileno()))
-                self._listeners.append(await loop.create_server(self._accept, sock=again, backlog=ACCEPT_QUEUE))
-        bound: int = listener.sockets[0].getsockname()[1]
-        log.info("listening host=%s port=%d connections_max=%d", host, bound, self._connections_max)
+        self._listening = await listen(endpoint, self._accept)
+        bound = self._listening.endpoint
+        if not bound.is_inside:  # A program is not told of the servers within it.
+            log.info("listening host=%s port=%d connections_max=%d", bound.host, bound.port, self._connections_max)
         self._watch.start()
         self._look()
         return bound
@@ -121,8 +95,8 @@ class Server:
 
     def stop_accepting(self) -> None:
         """Take no further connection; open ones go on."""
-        for listener in self._listeners:
-            listener.close()
+        if self._listening is not None:
+            self._listening.close()
 
     async def close(self) -> None:
         """Take no further connection, let answers leave, and end every connection, each with a last word."""

@@ -51,24 +51,17 @@ class Registered:
 
     role: str
     log_id: int
-    host: str
-    port: int
+    endpoint: Endpoint  # Where it listens.
     epoch: int
     pid: int
     place: int = 0  # Where its folder is, see delayd.machine.identity; 0: not known.
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Where it listens."""
-        return Endpoint(self.host, self.port)
 
     def to_head(self) -> Head:
         """As the head of REGISTER."""
         return {
             "role": self.role,
             "log_id": self.log_id,
-            "host": self.host,
-            "port": self.port,
+            **self.endpoint._asdict(),
             "epoch": self.epoch,
             "pid": self.pid,
             "place": self.place,
@@ -155,21 +148,20 @@ def read_registered(head: Head) -> Registered:
     return Registered(
         role,
         need_u64(head, "log_id"),
-        need_host(head),
-        need_int(head, "port", 1, PORT_MAX),
+        read_endpoint(head),
         need_int(head, "epoch", 1),
         need_u32(head, "pid"),
         need_u64(head, "place") if "place" in head else 0,
     )
 
 
-def need_host(head: Head) -> str:
-    """The field `host`: a name or an address that a connection can be tried to."""
+def read_endpoint(head: Head) -> Endpoint:
+    """Read the fields of an endpoint, by whose names it is written; a connection can be tried to its host."""
     host = need_str(head, "host", HOST_BYTES_MAX)
     fault = host_fault(host)
     if fault is not None:
         raise BadRequest(f"host is {host!r}, and nobody could reach this server there, for {fault}", field="host")
-    return host
+    return Endpoint(host, need_int(head, "port", 1, PORT_MAX))
 
 
 def read_servers(head: Head) -> list[ServerInfo]:

@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 
 
 def ask(running: Up, kind: RequestType, log_id: int, asked: Asked) -> AnswerRows:
-    with Raw(running.ready("delay")[-1].port) as connection:
+    with Raw(running.ready("delay")[-1].endpoint.port) as connection:
         answer = connection.ask(kind, {"log_id": log_id}, encode_asked(asked))
         assert answer.code is None, answer
         return decode_answers(answer.body)

@@ -38,7 +38,7 @@ def subject() -> str:
 
 
 def _meta(servers: Up) -> tuple[str, str]:
-    return "--meta", f"127.0.0.1:{servers.ready('meta')[0].port}"
+    return "--meta", f"127.0.0.1:{servers.ready('meta')[0].endpoint.port}"
 
 
 def _run(*arguments: str, stdin: bytes = b"", code: int = 0) -> str:
@@ -195,7 +195,7 @@ def test_servers_subjects_and_groups_are_listed(servers: Up, subject: str) -> No
 
 @pytest.mark.parametrize("command", [["servers"], ["send", "a", "b", "--in", "1s"], ["consume", "a", "--group", "g"]])
 def test_the_port_of_another_server_is_named_where_meta_is_wanted(servers: Up, command: list[str]) -> None:
-    address = f"127.0.0.1:{servers.ready('delay')[0].port}"
+    address = f"127.0.0.1:{servers.ready('delay')[0].endpoint.port}"
     ran = run(*command, "--meta", address)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(f"delayd: {address} is no meta server; give the address of one")

@@ -79,7 +79,7 @@ def test_each_server_says_that_it_is_ready_and_then_all_are(running: Up) -> None
 
 
 def test_stderr_says_where_all_is_and_how_to_stop(running: Up) -> None:
-    meta, delay, realtime = (f"127.0.0.1:{running.ready(role)[0].port}" for role in _ROLES)
+    meta, delay, realtime = (f"127.0.0.1:{running.ready(role)[0].endpoint.port}" for role in _ROLES)
     running.until(lambda: " stops all; " in running.errors, "it has said all")
     said = running.errors
     assert f"delayd: meta is at {meta}, which producers and consumers are given; the " in said
@@ -99,7 +99,7 @@ def test_a_setting_that_no_server_takes_starts_none(tmp_path: Path) -> None:
 def test_the_others_are_told_where_meta_is(running: Up) -> None:
     meta = running.ready("meta")[0]
     for role in ("delay", "realtime"):
-        assert _option(_starts(running, role)[0], "--meta") == f"127.0.0.1:{meta.port}"
+        assert _option(_starts(running, role)[0], "--meta") == f"127.0.0.1:{meta.endpoint.port}"
 
 
 def test_those_that_register_are_told_under_which_host_they_are_reached(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_those_that_register_are_told_under_which_host_they_are_reached(tmp_path
 def test_ports_follow_that_of_meta(tmp_path: Path, three_ports: int) -> None:
     with up(tmp_path, "--port", str(three_ports), fakes=True) as running:
         running.until_ready()
-        assert [running.ready(role)[0].port for role in _ROLES] == [three_ports + index for index in range(3)]
+        assert [running.ready(role)[0].endpoint.port for role in _ROLES] == [three_ports + index for index in range(3)]
 
 
 @pytest.mark.parametrize("role", _ROLES)
@@ -122,7 +122,7 @@ def test_a_server_that_is_killed_is_started_again_on_its_port(running: Up, role:
     os.kill(first.pid, signal.SIGKILL)
     _until_ready_again(running, role, 2)
     second = running.ready(role)[1]
-    assert second.port == first.port
+    assert second.endpoint.port == first.endpoint.port
     assert second.pid != first.pid
     said = f"delayd: the {role} server was ended by SIGKILL; it is started again in 0.2 s\n"
     running.until(lambda: said in running.errors, "it says so")

@@ -80,7 +80,7 @@ class Message:
         return row.state, row.receipt[1]
 
     def _connection(self) -> Raw:
-        return Raw(self._servers.ready("delay")[-1].port)
+        return Raw(self._servers.ready("delay")[-1].endpoint.port)
 
 
 def kill(servers: Up) -> None:

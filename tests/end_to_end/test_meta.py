@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from delayd.address import Endpoint
 from delayd.config import Value
 from delayd.errors import BadRequest, BadSubject, DelaydError, RequestFailed, StaleEpoch, UnknownRequest
 from delayd.net.connection import Connection
@@ -37,11 +38,11 @@ ENDING: dict[str, Value] = {"lease_ms": 200, "heartbeat_ms": 50}  # For a life i
 
 
 def delay(log_id: int, *, epoch: int = 1, pid: int = 1) -> Registered:
-    return Registered("delay", log_id, HOST, 10_000 + log_id, epoch, pid)
+    return Registered("delay", log_id, Endpoint(HOST, 10_000 + log_id), epoch, pid)
 
 
 def realtime(log_id: int, *, epoch: int = 1, pid: int = 1) -> Registered:
-    return Registered("realtime", log_id, HOST, 20_000 + log_id, epoch, pid)
+    return Registered("realtime", log_id, Endpoint(HOST, 20_000 + log_id), epoch, pid)
 
 
 class Client:
@@ -193,9 +194,9 @@ def test_a_server_is_registered_under_the_host_that_it_advertises_and_never_unde
                 async with client_of(meta) as client:
                     await until_count(client, 2)
                     found = {info.server.role: info.server for info in await client.servers()}
-                    assert (found["delay"].host, found["realtime"].host) == ("localhost", "localhost")
-                    assert found["realtime"].port == realtime_process.port
-                    everywhere = Registered("realtime", 77, "0.0.0.0", 1, 1, 1)
+                    assert (found["delay"].endpoint.host, found["realtime"].endpoint.host) == ("localhost", "localhost")
+                    assert found["realtime"].endpoint.port == realtime_process.port
+                    everywhere = Registered("realtime", 77, Endpoint("0.0.0.0", 1), 1, 1)
                     assert isinstance(await error_of(client.register(everywhere)), BadRequest)
 
     run(scenario)
@@ -304,8 +305,8 @@ def test_both_kinds_of_servers_register_and_meta_routes_to_the_real_one(tmp_path
             async with client_of(meta) as client:
                 await until_count(client, 2)
                 servers = {info.server.role: info.server for info in await client.servers()}
-                assert (servers["delay"].port, servers["delay"].pid) == (delay_process.port, delay_process.pid)
-                assert servers["realtime"].port == realtime_process.port
+                assert (servers["delay"].endpoint.port, servers["delay"].pid) == (delay_process.port, delay_process.pid)
+                assert servers["realtime"].endpoint.port == realtime_process.port
                 assert (await until_routed(lambda: client.routes("a"))).routes == {"a": servers["realtime"].log_id}
                 realtime_process.kill()
                 await until_count(client, 1)

@@ -47,7 +47,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 def connection(servers: Up, role: str) -> Raw:
-    return Raw(servers.ready(role)[-1].port)
+    return Raw(servers.ready(role)[-1].endpoint.port)
 
 
 def test_the_checksum_is_the_one_that_the_page_names() -> None:

@@ -52,7 +52,7 @@ def test_all_is_well_with_three_servers(servers: Up) -> None:
     for role in ("meta", "delay", "realtime"):
         (line,) = [line for line in out.splitlines() if line.startswith(f"{role} ")]
         ready = servers.ready(role)[-1]
-        assert f"{ready.host}:{ready.port}" in line and " yes " in line and " as here " in line
+        assert str(ready.endpoint) in line and " yes " in line and " as here " in line
     found = json.loads(run("status", "--meta", servers.meta, "--format", "json").out)
     assert found["well"] is True and found["waits"] == found["refuses"] == []
     assert [each["pid"] for each in found["servers"]] == [
@@ -122,7 +122,7 @@ def test_one_server_can_be_asked_while_meta_is_away(servers: Up) -> None:
     try:
         for role in ("delay", "realtime"):
             ready = servers.ready(role)[-1]
-            found = run("status", "--server", f"{ready.host}:{ready.port}", "--meta", "127.0.0.1:1")
+            found = run("status", "--server", str(ready.endpoint), "--meta", "127.0.0.1:1")
             assert found.code == 0 and "all is well" in found.out, found
             assert [line.split()[0] for line in found.out.splitlines()[2:3]] == [role]
     finally:
@@ -181,7 +181,7 @@ def test_a_send_that_waits_says_for_whom(servers: Up) -> None:
         finally:
             os.kill(delay.pid, signal.SIGCONT)
         assert ran.code == 4
-        said = f"delayd: waiting for the delay server at {delay.host}:{delay.port}, which is alive and has not answered"
+        said = f"delayd: waiting for the delay server at {delay.endpoint}, which is alive and has not answered"
         assert ran.err.startswith(said)
 
     # Nothing is heard of it within the limit when the machine stands still.

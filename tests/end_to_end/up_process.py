@@ -39,7 +39,7 @@ class Up:
     def meta(self) -> str:
         """Where meta is, once all serve."""
         ready = self.until_ready().ready("meta")[-1]
-        return f"{ready.host}:{ready.port}"
+        return str(ready.endpoint)
 
     @property
     def errors(self) -> str:

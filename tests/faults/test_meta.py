@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from delayd.address import Endpoint
 from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
@@ -22,7 +23,7 @@ def started(state: MemoryState) -> tuple[Meta, StepExecutor]:
 
 
 def registered(log_id: int) -> Registered:
-    return Registered("realtime", log_id, "127.0.0.1", 7000 + log_id, 1, 1)
+    return Registered("realtime", log_id, Endpoint("127.0.0.1", 7000 + log_id), 1, 1)
 
 
 def routes(meta: Meta, executor: StepExecutor) -> Routes:

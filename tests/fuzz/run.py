@@ -70,7 +70,7 @@ def run(folder: Path, requests: int, seed: int, *, sweep: bool = True) -> Report
     report = Report(seed)
     with up(folder, "--port", "0") as servers:
         servers.until_ready()
-        ports = {role: servers.ready(role)[-1].port for role in ROLES}
+        ports = {role: servers.ready(role)[-1].endpoint.port for role in ROLES}
         secret = read_secret(str(servers.data / SECRET_FILE))
         words = [sys.executable, "-m", "tests.fuzz.honest", *(str(ports[role]) for role in ROLES)]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbour:

@@ -77,7 +77,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 def trusted(servers: Up, role: str) -> Raw:
-    raw = Raw(servers.ready(role)[-1].port)
+    raw = Raw(servers.ready(role)[-1].endpoint.port)
     prove(raw, bytes.fromhex((servers.data / SECRET_FILE).read_text().split()[0]))
     return raw
 

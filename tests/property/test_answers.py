@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayd.address import HOST_BYTES_MAX
+from delayd.address import HOST_BYTES_MAX, Endpoint
 from delayd.batch.columns import ColumnId
 from delayd.errors import BadRequest, DamagedData, DelaydError, SlowDown, error_by_code
 from delayd.machine.operating import Wait
@@ -58,7 +58,7 @@ def fits(head: Head, kind: int = 1) -> bool:
 
 def largest() -> Iterator[tuple[str, Head]]:
     """Each answer that grows with what a server knows or was asked, at its largest."""
-    server = Registered("realtime", U64_MAX, "h" * HOST_BYTES_MAX, 65_535, INT_MAX, INT_MAX)
+    server = Registered("realtime", U64_MAX, Endpoint("h" * HOST_BYTES_MAX, 65_535), INT_MAX, INT_MAX)
     servers = [ServerInfo(server, False, INT_MAX)] * SERVERS_MAX
     names = [f"{number:0255d}" for number in range(SUBJECTS_MAX)]
     yield "SERVERS", {"servers": servers_head(servers), "now_ms": INT_MAX}

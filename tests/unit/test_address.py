@@ -1,11 +1,14 @@
 """Addresses: one reader for clients, servers and the command line, and one default for whoever gives none."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import delayd
 from delayd import AsyncConsumer, AsyncProducer, Consumer, Producer
-from delayd.address import read_address
+from delayd.address import Endpoint, read_address
 from delayd.client.limits import need_address
 from delayd.config import parse_address
 from delayd.errors import BadArgument, BadSetting
@@ -37,6 +40,24 @@ URLS = ["http://127.0.0.1:7400", "https://meta.example", "tcp://h:1", "http://",
 @pytest.mark.parametrize("text", GOOD)
 def test_an_address_is_read_alike_by_clients_and_settings(text: str) -> None:
     assert need_address(text) == parse_address(text) == GOOD[text]
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_an_endpoint_is_written_as_it_is_read(text: str) -> None:
+    assert str(Endpoint(*GOOD[text])) == text
+
+
+def test_one_file_opens_connections_and_ports() -> None:
+    opens = re.compile(r"\bcreate_(connection|server)\(|\bopen_connection\(|\bstart_server\(|\.is_inside\b")
+    root = Path(delayd.__file__).parents[1]
+    found = {
+        str(path.relative_to(root))
+        for house in ("delayd", "realtime", "meta", "cli", "spark")
+        for path in (root / house).rglob("*.py")
+        if opens.search(path.read_text())
+    }
+    # Meta forgets the endpoints of a home that has ended, and a server's log tells of none that is within a program.
+    assert found == {"delayd/net/endpoint.py", "delayd/net/server.py", "meta/registry.py"}
 
 
 @pytest.mark.parametrize("text", [*BAD, *URLS])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from delayd.address import Endpoint
 from delayd.config import (
     CONFIGS,
     DelayConfig,
@@ -94,8 +95,15 @@ def test_values_that_contradict_each_other_are_refused_by_name(
 
 
 def test_what_is_advertised_is_the_host_unless_it_is_said() -> None:
-    assert DelayConfig(host="10.0.0.1").advertised_host == "10.0.0.1"
-    assert RealtimeConfig(host="10.0.0.1", advertise_host="r1").advertised_host == "r1"
+    bound = DelayConfig(host="10.0.0.1").listens._replace(port=7)
+    assert DelayConfig(host="10.0.0.1").advertised(bound) == Endpoint("10.0.0.1", 7)
+    assert RealtimeConfig(host="10.0.0.1", advertise_host="r1").advertised(bound) == Endpoint("r1", 7)
+
+
+def test_an_ipv6_host_may_stand_in_brackets() -> None:
+    config = RealtimeConfig(host="[::1]", port=7, advertise_host="[fe80::1]")
+    assert config.listens == Endpoint("::1", 7)
+    assert config.advertised(config.listens) == Endpoint("fe80::1", 7)
 
 
 def test_rule_L8_on_one_disk_sends_are_refused_long_before_what_is_pending() -> None:

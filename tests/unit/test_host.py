@@ -46,4 +46,4 @@ def test_rule_E1_a_host_that_can_not_be_is_refused_where_it_enters(host: str) ->
 def test_rule_E1_a_server_of_an_answer_that_can_not_be_is_left_out_and_the_others_stay() -> None:
     seen: Head = {"alive": True, "seen_ms_ago": 0, "heard": True}
     heads = [{**registered("delay-1"), **seen}, {**registered("a" * 64), **seen}, {**registered("delay-2"), **seen}]
-    assert [info.server.host for info in read_servers({"servers": heads})] == ["delay-1", "delay-2"]
+    assert [info.server.endpoint.host for info in read_servers({"servers": heads})] == ["delay-1", "delay-2"]

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from delayd.address import Endpoint
 from delayd.config import MetaConfig
 from delayd.errors import DelaydError
 from delayd.machine.identity import Identity
@@ -53,7 +54,7 @@ class MetaAdapter:
         self._core = Meta(self._state, PATH, self._executor, self._clock, RegistryTerms(LEASE_MS), _failed)
         self._service = asyncio.run(self._made())
         for number, (log_id, host) in enumerate(self._targets.items(), 1):
-            self._core.register(Registered("realtime", log_id, host, number, 1, 1), lambda refused: None)
+            self._core.register(Registered("realtime", log_id, Endpoint(host, number), 1, 1), lambda refused: None)
             self._executor.run_all()
 
     async def _made(self) -> MetaService:

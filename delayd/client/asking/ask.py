@@ -59,18 +59,12 @@ class Known(NamedTuple):
 
     role: str
     log_id: int
-    host: str
-    port: int
+    endpoint: Endpoint  # Where it listens.
     epoch: int
     pid: int
     alive: bool
     seen_ms_ago: int
     cordoned: bool = False
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Where it listens."""
-        return Endpoint(self.host, self.port)
 
     @property
     def address(self) -> str:
@@ -131,8 +125,7 @@ async def reached(server: Known) -> AsyncIterator[Connection]:
         # A server that can't read its files may not know its own log_id.
         if log_id != server.log_id and not (is_held(status) and log_id == 0):
             raise ServerUnavailable(
-                f"{server.host}:{server.port} is another server now: its log is {log_id:016x} instead of "
-                f"{server.log_id:016x}"
+                f"{server.address} is another server now: its log is {log_id:016x} instead of {server.log_id:016x}"
             )
         yield connection
 
@@ -204,7 +197,7 @@ async def held_status(server: Known) -> Head | None:
 
 def _known(info: ServerInfo) -> Known:
     server = info.server
-    where = (server.role, server.log_id, server.host, server.port, server.epoch, server.pid)
+    where = (server.role, server.log_id, server.endpoint, server.epoch, server.pid)
     return Known(*where, info.alive, info.seen_ms_ago, info.cordoned)
 
 

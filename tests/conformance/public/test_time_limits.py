@@ -106,7 +106,7 @@ class Network:
         meta = SmallMeta()
         await meta.start()
         self._metas.append(meta)
-        lines = {server.role: FaultyLine(server.port, server.log_id) for server in self._servers}
+        lines = {server.role: FaultyLine(server.endpoint.port, server.log_id) for server in self._servers}
         to_meta = FaultyLine(meta.port, 1)
         for line in (to_meta, *lines.values()):
             await line.start()

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from delayd.address import Endpoint
 from delayd.client.asking import ask
 from delayd.errors import ServerUnavailable
 from delayd.net.connection import Connection
@@ -23,9 +24,9 @@ def answered_by(status: Head, meant: int) -> str:
 
     async def scenario() -> str:
         server = Server(Echo(serve))
-        port = await server.listen(HOST, 0)
+        port = (await server.listen(Endpoint(HOST, 0))).port
         try:
-            async with ask.reached(ask.Known("realtime", meant, HOST, port, 1, 1, True, 0)) as connection:
+            async with ask.reached(ask.Known("realtime", meant, Endpoint(HOST, port), 1, 1, True, 0)) as connection:
                 return str((await ask.ask(connection, RequestType.STATUS, {}))["role"])
         finally:
             await server.close()

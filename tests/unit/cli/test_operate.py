@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from cli.operate import all_pages, of_each, patiently
+from delayd.address import Endpoint
 from delayd.client.asking import ask
 from delayd.errors import SlowDown
 from delayd.net.connection import Connection
@@ -37,9 +38,9 @@ def asked(
 
     async def within() -> T:
         server = Server(Echo(served))
-        port = await server.listen(HOST, 0)
+        port = (await server.listen(Endpoint(HOST, 0))).port
         try:
-            return await scenario(ask.Known("delay", LOG_ID, HOST, port, 1, 1, alive, 61_000))
+            return await scenario(ask.Known("delay", LOG_ID, Endpoint(HOST, port), 1, 1, alive, 61_000))
         finally:
             await server.close()
 

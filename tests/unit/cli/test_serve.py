@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.serve import address_from_here, server_command
+from cli.serve import from_here, server_command
+from delayd.address import Endpoint
 from delayd.config import CONFIGS, MetaConfig
 
 from .runner import Ran, run
@@ -54,5 +55,5 @@ def test_a_setting_that_is_wrong_starts_no_server(arguments: list[str], sentence
 
 def test_a_server_that_listens_everywhere_is_reached_on_this_machine() -> None:
     hosts = ("0.0.0.0", "::", "::1", "meta.internal")
-    reached = [address_from_here(host, 7400) for host in hosts]
+    reached = [str(from_here(Endpoint(host, 7400))) for host in hosts]
     assert reached == ["127.0.0.1:7400", "[::1]:7400", "[::1]:7400", "meta.internal:7400"]

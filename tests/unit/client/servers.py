@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from delayd.address import Endpoint
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import ColumnId
 from delayd.errors import DelaydError
@@ -45,7 +46,7 @@ class SmallServer:
 
     async def start(self) -> None:
         self.server = Server(self)
-        self.port = await self.server.listen(HOST, self.port)
+        self.port = (await self.server.listen(Endpoint(HOST, self.port))).port
 
     async def stop(self) -> None:
         if self.server is not None:

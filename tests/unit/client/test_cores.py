@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from delayd.address import Endpoint
 from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
 from delayd.client.asking.ask import Known, Listed, at_each
@@ -440,7 +441,7 @@ def test_a_list_is_read_page_by_page_to_its_end() -> None:
 
 
 def test_a_listing_names_each_server_that_could_not_be_asked() -> None:
-    servers = [Known("delay", log_id, "h", log_id, 1, 1, alive=True, seen_ms_ago=0) for log_id in (1, 2, 3)]
+    servers = [Known("delay", log_id, Endpoint("h", log_id), 1, 1, alive=True, seen_ms_ago=0) for log_id in (1, 2, 3)]
 
     async def act(server: Known) -> list[int]:
         if server.log_id == 2:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from delayd.address import Endpoint
 from delayd.errors import RetryLater
 from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
@@ -20,11 +21,11 @@ LEASE_MS = 5_000
 
 
 def delay_server(log_id: int, *, port: int = 0, epoch: int = 1, pid: int = 1, place: int = 0) -> Registered:
-    return Registered("delay", log_id, "127.0.0.1", port or 1_000 + log_id, epoch, pid, place)
+    return Registered("delay", log_id, Endpoint("127.0.0.1", port or 1_000 + log_id), epoch, pid, place)
 
 
 def realtime_server(log_id: int, *, port: int = 0, epoch: int = 1, pid: int = 1) -> Registered:
-    return Registered("realtime", log_id, "127.0.0.1", port or 2_000 + log_id, epoch, pid)
+    return Registered("realtime", log_id, Endpoint("127.0.0.1", port or 2_000 + log_id), epoch, pid)
 
 
 def claims(owned: str = "", version: int = 1, *, given_up: str = "", peers: Iterable[int] = ()) -> SlotClaims:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delayd.address import INSIDE_SUFFIX
+from delayd.address import INSIDE_SUFFIX, Endpoint
 from delayd.errors import EpochOutOfRange, FencedInstance, PlaceTaken, SlowDown
 from delayd.machine.identity import EPOCH_MAX, EPOCH_STEPS_MAX
 from delayd.wire.meta import SERVERS_MAX
@@ -109,12 +109,12 @@ def test_rule_H8_an_epoch_that_no_server_can_have_reached_is_refused(epoch: int)
 def test_addresses_of_a_home_that_has_ended_are_told_to_nobody() -> None:
     world = SteppedMeta()
     inside = f"p1-1{INSIDE_SUFFIX}"
-    world.register(replace(realtime_server(1), host=inside), delay_server(2))
+    world.register(replace(realtime_server(1), endpoint=Endpoint(inside, 1)), delay_server(2))
     world.restart()
     assert [info.server.log_id for info in world.meta.servers(None)] == [2]
     assert not world.routes("a").servers
     world.register(realtime_server(1, port=9, epoch=2, pid=7))
-    assert [info.server.port for info in world.routes("a").servers] == [9]
+    assert [info.server.endpoint.port for info in world.routes("a").servers] == [9]
 
 
 def test_rule_H8_a_copy_of_meta_sends_nobody_to_the_servers_that_it_was_copied_from() -> None:
@@ -127,5 +127,5 @@ def test_rule_H8_a_copy_of_meta_sends_nobody_to_the_servers_that_it_was_copied_f
     assert answer.routes == {"a": 1} and not answer.servers
     # Nobody's place is kept either: what was copied with it serves at once.
     world.register(realtime_server(1, port=9, epoch=2, pid=7), delay_server(2, port=8, epoch=5, place=6))
-    assert [info.server.port for info in world.meta.servers(None)] == [8, 9]
-    assert [info.server.port for info in world.routes("a").servers] == [9]
+    assert [info.server.endpoint.port for info in world.meta.servers(None)] == [8, 9]
+    assert [info.server.endpoint.port for info in world.routes("a").servers] == [9]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.address import HOST_BYTES_MAX
+from delayd.address import HOST_BYTES_MAX, Endpoint
 from delayd.errors import DamagedData, DiskFull, DiskReserve, SyncFailed
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
@@ -86,7 +86,7 @@ def test_a_failed_sync_stops_the_server_and_nobody_is_answered() -> None:
 
 def test_the_largest_answers_fit_a_head() -> None:
     most = (1 << 64) - 1
-    server = Registered("realtime", most, "h" * HOST_BYTES_MAX, 65_535, (1 << 63) - 1, (1 << 63) - 1)
+    server = Registered("realtime", most, Endpoint("h" * HOST_BYTES_MAX, 65_535), (1 << 63) - 1, (1 << 63) - 1)
     servers = [ServerInfo(server, True, (1 << 63) - 1)] * SERVERS_MAX
     subjects = [f"{number:0255d}" for number in range(SUBJECTS_MAX)]
     listed: Head = {"servers": servers_head(servers)}

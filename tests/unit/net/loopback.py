@@ -118,7 +118,7 @@ class Loopback:
         """A server on a free port."""
         server = Server(handler, limits=types, bounds=Bounds(**bounds))
         self._servers.append(server)
-        return server, await server.listen(HOST, 0)
+        return server, (await server.listen(Endpoint(HOST, 0))).port
 
     async def connect(self, port: int, handler: Handler | None = None) -> Connection:
         """A connection to that port."""

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from delayd.address import Endpoint
 from delayd.errors import BadSetting, DamagedData, DirectoryInUse, SyncFailed
 from delayd.net import held_start
 from delayd.net.held_start import HeldServer
@@ -52,19 +53,19 @@ class Service:
                 raise DamagedData(str(self._path), 0, "the file is gone") from None
 
     def abandon(self) -> HeldServer:
-        return HeldServer("sample", HOST, 0, SECRET)
+        return HeldServer("sample", Endpoint(HOST, 0), SECRET)
 
     async def registered(self) -> None:
         """See the port."""
 
-    async def start(self) -> tuple[str, int]:
+    async def start(self) -> Endpoint:
         loop = asyncio.get_running_loop()
-        port = await self._server.listen(HOST, 0)
+        endpoint = await self._server.listen(Endpoint(HOST, 0))
         if self._behaviour in SERVING_ERRORS:
             loop.call_later(0.01, self._fail, SERVING_ERRORS[self._behaviour])
         if self._behaviour == "bug_in_callback":
             loop.call_later(0.01, lambda: 1 // 0)
-        return HOST, port
+        return endpoint
 
     async def stop(self) -> None:
         print("stopping", flush=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from delayd.address import Endpoint
 from delayd.errors import DamagedData
 from delayd.net import held_start
 from delayd.net.held_start import HeldServer, HeldStart
@@ -22,7 +23,9 @@ def test_a_file_that_is_put_back_as_soon_as_the_start_has_failed_is_noticed(
     monkeypatch.setattr(held_start, "AGAIN_S", 10 * DEADLINE_S)
 
     async def scenario() -> None:
-        held = HeldStart(HeldServer("delay", "127.0.0.1", 0, SECRET), DamagedData(str(tmp_path / "log"), 0, "is gone"))
+        held = HeldStart(
+            HeldServer("delay", Endpoint("127.0.0.1", 0), SECRET), DamagedData(str(tmp_path / "log"), 0, "is gone")
+        )
         held.tell(DamagedData(str(tmp_path / "log"), 0, "is gone"))
         (tmp_path / "log").write_bytes(b"whole")
         await asyncio.wait_for(held.until_changed(asyncio.Event()), DEADLINE_S)

@@ -52,7 +52,7 @@ class _Aside:
 
     async def _begin(self) -> tuple[Server, int]:
         server = Server(self.handler)
-        return server, await server.listen(self.host, 0)
+        return server, (await server.listen(Endpoint(self.host, 0))).port
 
     def fail(self) -> None:
         self._thread.run(lambda: inside.abort(self.host))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
+from delayd.address import Endpoint
 from delayd.errors import BadSubject, DelaydError, StaleEpoch
 from delayd.net.connection import Connection
 from delayd.net.registration import Registration, RegistrationState
@@ -22,8 +23,8 @@ from tests.waiting import until
 
 from .loopback import HOST, Loopback, on_loop
 
-DELAY = Registered("delay", (1 << 64) - 1, HOST, 7401, 3, 42)
-REALTIME = Registered("realtime", 9, HOST, 7402, 1, 43)
+DELAY = Registered("delay", (1 << 64) - 1, Endpoint(HOST, 7401), 3, 42)
+REALTIME = Registered("realtime", 9, Endpoint(HOST, 7402), 1, 43)
 CLUSTER = 0xC1
 META_NOW_MS = 1_800_000_000_000
 
@@ -47,7 +48,7 @@ class ScriptedMeta:
 
     async def start(self) -> None:
         """Listen; again at the same address after a stop."""
-        self._port = await self._server.listen(HOST, self._port)
+        self._port = (await self._server.listen(Endpoint(HOST, self._port))).port
 
     async def stop(self) -> None:
         await self._server.close()

@@ -9,6 +9,7 @@ import time
 import pytest
 
 import delayd.net.connection as connection_module
+from delayd.address import Endpoint
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.wire.frame import Frame, encode_frame
@@ -31,7 +32,7 @@ def test_rule_T5_who_judges_by_silence_hears_of_a_stall_before_what_came_meanwhi
 
         handler = Echo(asked)
         server = Server(handler, unheard=unheard.append)
-        port = await server.listen(HOST, 0)
+        port = (await server.listen(Endpoint(HOST, 0))).port
         try:
             with socket.create_connection((HOST, port)) as peer:
                 await until(lambda: len(handler.connections) == 1, "the connection")
