@@ -1,6 +1,7 @@
 """The page of the API, made from signatures and docstrings: ``python -m tests.api_page`` writes docs/api.md.
 
-Invariant: nothing on the page is told here; a word that is wrong there is wrong in a docstring.
+Invariant: nothing on the page is told here; a word that is wrong there is wrong in a docstring. A list of arguments or
+errors that several docstrings have is told once, and the others link to it.
 """
 
 from __future__ import annotations
@@ -32,22 +33,25 @@ SECTIONS = {
 # Parts of delayd call these, and nobody else does.
 INSIDE = re.compile(
     "set_result|set_exception|settle|words?_back|give_back|of|end|pid|is_unheard|longest_ms|delay_ms"
-    "|others_filed_at_ms|pull_sequences|places"
+    "|others_filed_at_ms|pull_sequences|places|receipt"
 )
+LISTED = re.compile(r"([A-Z][a-z]+)(?:, .*)?:")
+SHORT = 200  # Characters of a list that is told again: a link to it would be no shorter.
 SUMMED_UP = re.compile(r"(?s)(?<=\S)\s*\n\n.*")
 
 
 def page() -> str:
     """What docs/api.md says."""
-    parts = [HEAD]
+    parts, told = [HEAD], dict[str, str]()
     for section, names in SECTIONS.items():
         parts.append(f"## {section}")
         for name in names.split():
-            parts += _told(name, getattr(delayd, name))
+            parts += _told(name, getattr(delayd, name), told)
     return "\n\n".join((*parts, "## Errors", *_errors())) + "\n"
 
 
-def _told(name: str, it: object) -> Iterator[str]:
+def _told(name: str, it: object, told: dict[str, str]) -> Iterator[str]:
+    """What is said of a name; ``told`` has each list that was told, and where."""
     yield f"### {name}"
     if isinstance(it, type) and issubclass(it, enum.Enum):
         yield _markdown(inspect.getdoc(it) or "")
@@ -55,20 +59,31 @@ def _told(name: str, it: object) -> Iterator[str]:
     elif isinstance(it, type):
         twin = name.removeprefix("Async") if name.startswith("Async") else ""
         doc = inspect.getdoc(it) or ""
-        if "made by `delayd" not in doc and (takes := _signature(name, it)):
+        takes = "" if "made by `delayd" in doc else _signature(name, it)
+        if takes and not (twin and takes == _signature(name, getattr(delayd, twin))):
             yield takes
-        yield _markdown(doc)
+        yield _markdown(_once(doc, name, told))
         same = [member for member in _members(it) if twin and hasattr(getattr(delayd, twin), member)]
         if same:
             yield f"As those of [{twin}](#{twin.lower()}): " + ", ".join(f"`{member}`" for member in same) + "."
         for member, value in _members(it).items():
             if member not in same:
-                yield from _member(name, member, value)
+                yield from _member(name, member, value, told)
     elif callable(it):
         yield _signature(name, it)
         yield _markdown(inspect.getdoc(it) or "")
     else:
         yield f"A `{type(it).__name__}`; see [worker.md](worker.md)."
+
+
+def _once(doc: str, name: str, told: dict[str, str]) -> str:
+    """A docstring in which a link stands for each list that another docstring has."""
+    parts = doc.split("\n\n")
+    for index, part in enumerate(parts):
+        title = LISTED.fullmatch(part.partition("\n")[0])
+        if title and len(part) > SHORT and (first := told.setdefault(part, name)) != name:
+            parts[index] = f"{title[1]}: those of [{first}](#{first.lower().replace('.', '')})."
+    return "\n\n".join(parts)
 
 
 def _members(owner: type) -> dict[str, object]:
@@ -83,8 +98,8 @@ def _members(owner: type) -> dict[str, object]:
     return found
 
 
-def _member(owner: str, name: str, value: object) -> Iterator[str]:
-    doc = _markdown(inspect.getdoc(value) or "")
+def _member(owner: str, name: str, value: object, told: dict[str, str]) -> Iterator[str]:
+    doc = _markdown(_once(inspect.getdoc(value) or "", f"{owner}.{name}", told))
     if isinstance(value, property | cached_property):
         yield f"**`{name}`** {doc}"
     else:
@@ -129,7 +144,7 @@ def _markdown(doc: str) -> str:
         elif line and not line.startswith(" "):
             if code:
                 lines += ["```", ""]
-            code, listed = line.endswith("::"), bool(re.fullmatch(r"[A-Z][a-z]+:", line))
+            code, listed = line.endswith("::"), bool(LISTED.fullmatch(line))
             lines += [line.removesuffix(":") if code else line, *([""] * (code or listed)), *(["```python"] * code)]
         elif code:
             lines.append(line[4:])
