@@ -261,8 +261,6 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         """Let a group go on at an earlier or a later message; needs the secret.
 
         Args:
-            subject: the one that the group consumes.
-            group: its name.
             to: ``"earliest"``, ``"latest"``, an instant (the first message that was handed over then or later), or a
                 consume sequence, as ``info`` of `groups` has them.
             dry_run: only tell what it would do. It is the default; say False to do it.
@@ -287,8 +285,6 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         The group never gets what it has not acknowledged. A consumer that names it later makes a new group.
 
         Args:
-            subject: the one that the group consumes.
-            group: its name.
             keep_pending: leave dead letters and retries at the delay servers.
 
         Returns how many dead letters and retries have ended.
@@ -316,8 +312,6 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         """Read the dead letters of a group, a page at a time, from the running delay servers.
 
         Args:
-            subject: the one that the group consumes.
-            group: its name.
             since: only those that are dead since then, or later.
             before: only those that were dead before then.
         """
@@ -330,8 +324,6 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         """Read the messages that a group gave back and that wait to come to it again, a page at a time.
 
         Args:
-            subject: the one that the group consumes.
-            group: its name.
             due_from: when the first of them comes; None: the earliest.
             due_before: they come before this; None: all later ones.
         """
@@ -351,10 +343,7 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         """Send dead letters to their group again, as the first attempt, or only count them.
 
         Args:
-            subject: the one that the group consumes.
-            group: its name.
-            since: only those that are dead since then, or later.
-            before: only those that were dead before then.
+            since, before: as for `dead_letters`.
             dry_run: only count. It is the default; say False to send them.
             progress: called with the counts so far, after each piece.
         """

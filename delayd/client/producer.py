@@ -142,7 +142,6 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         UNKNOWN (no such message is kept).
 
         Args:
-            subject: the one that the message was sent to.
             receipt: what `send` returned; it names this message.
             key: in place of the receipt, the key that the message was sent with; it names the newest message that took
                 it.
@@ -161,13 +160,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
     ) -> NDArray[np.uint8]:
         """End many messages; see `cancel`.
 
-        Returns uint8[n], one `CancelAnswer` a message, in the order of the receipt's columns. If one server gives no
-        answer, this error is raised, and messages of the others may be cancelled.
-
-        Args:
-            subject: the one that the messages were sent to.
-            receipt: what `send_batch` returned.
-            keys: in place of the receipt, a key for each message; the answers are in their order.
+        Returns uint8[n], one `CancelAnswer` a message, in the order of the receipt's columns or of the keys. If one
+        server gives no answer, this error is raised, and messages of the others may be cancelled.
         """
         rows = asked_of_batch(subject, receipt, keys)
         _, answers = await self._run(self._core.messages.ask(CANCEL, rows))
@@ -193,13 +187,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         The message keeps its subject, key, tags, headers and body. Its earlier receipts go on to stand for it.
 
         Args:
-            subject: the one that the message was sent to.
-            receipt: what `send` or an earlier `reschedule` returned; it names this message.
-            key: in place of the receipt, the key that the message was sent with; it names the newest message that took
-                it.
-            delay: how long from now it is to be due; of the three, give one.
-            deliver_at: when it is to be due. An instant that has passed means at once.
-            deliver_at_ms: the same in milliseconds since the epoch.
+            subject, receipt, key: as for `cancel`; a receipt may be that of an earlier `reschedule`.
+            delay, deliver_at, deliver_at_ms: as for `send`; give one.
             group: when this group gave the message back, move it where it waits for the group; a dead letter comes to
                 the group at the new instant.
 
@@ -227,16 +216,10 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
     ) -> RescheduledBatch:
         """Move many messages; see `reschedule`.
 
-        Returns a `RescheduledBatch`, which later calls take as they take the receipt. Each message is moved by itself:
-        if one server gives no answer, this error is raised, and other messages may be moved.
-
-        Args:
-            subject: the one that the messages were sent to.
-            receipt: what `send_batch` or an earlier `reschedule_batch` returned.
-            keys: in place of the receipt, a key for each message; the answers are in their order.
-            delay: how long from now they are to be due, one for all or one for each; of the three, give one.
-            deliver_at: when they are to be due, one for all or one for each.
-            deliver_at_ms: the same in milliseconds since the epoch.
+        Returns a `RescheduledBatch`, in the order of the receipt's columns or of the keys, which later calls take as
+        they take the receipt. Give one of ``delay``, ``deliver_at`` and ``deliver_at_ms``, with one value for all or
+        one for each. Each message is moved by itself: if one server gives no answer, this error is raised, and other
+        messages may be moved.
         """
         rows = asked_of_batch(subject, receipt, keys)
         core = self._core
@@ -260,14 +243,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
     ) -> AnswerRows:
         """Ask what became of many messages; see `get`.
 
-        Returns a structured array with one row a message, in the order of the receipt's columns, and the fields state,
-        deliver_at_ms, attempt, decided_at_ms, target_log_id, target_appended_at_ms, target_offset, other and
-        other_at_ms, in which 0 stands for None.
-
-        Args:
-            subject: the one that the messages were sent to.
-            receipt: what `send_batch` returned.
-            keys: in place of the receipt, a key for each message; the answers are in their order.
+        Returns a structured array with one row a message, in the order of the receipt's columns or of the keys, and the
+        fields of a `MessageInfo`, in which 0 stands for None.
         """
         rows = asked_of_batch(subject, receipt, keys)
         _, answers = await self._run(self._core.messages.ask(GET, rows))
@@ -299,7 +276,6 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
             print(pages.found, "are pending,", pages.in_flight, "are being handed over")
 
         Args:
-            subject: the one that the messages were sent to.
             due_from: when the first of them is due; None: the earliest.
             due_before: the messages are due before this; None: all later ones.
             key: only the message that is pending with this key.
@@ -332,10 +308,7 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         later ones are not. When it is interrupted, or raises, the pieces so far are done; call it again to go on.
 
         Args:
-            subject: the one that the messages were sent to.
-            due_from: when the first of them is due; None: the earliest.
-            due_before: the messages are due before this; None: all later ones.
-            tag: only messages that were sent with this tag; None: all.
+            due_from, due_before, tag: as for `pending`.
             dry_run: only count, and change nothing. It is the default; say False to cancel.
             progress: called with the counts so far, after each piece; of a blocking producer, on its own thread.
 
@@ -373,22 +346,15 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         is moved once more.
 
         Args:
-            subject: the one that the messages were sent to.
             shift: how much later they are to be due; negative: earlier. What would be due in the past is due at once.
-            due_from: when the first of them is due; None: the earliest.
-            due_before: the messages are due before this; None: all later ones.
-            tag: only messages that were sent with this tag; None: all.
-            dry_run: only count, and change nothing. It is the default; say False to move.
-            progress: called with the counts so far, after each piece; of a blocking producer, on its own thread.
+            due_from, due_before, tag, dry_run, progress: as for `cancel_where`.
             resume: of a walk with the same subject and window that did not come to its end.
 
         Returns a `Walked` with the counts.
 
         Raises:
             CallerError: an argument is wrong, and nothing was done; or a message would be due past the horizon.
-            RetryLater, ConnectionLost, RequestTimedOut: a server gave no answer within the timeout. It is raised when
-                the others are through; its ``details`` have ``servers``, the log_ids of those that are not, ``found``,
-                ``done`` and ``resume``.
+            RetryLater, ConnectionLost, RequestTimedOut: as for `cancel_where`; ``details`` have ``resume``, too.
         """
         check_walk(dry_run, progress)
         window, shift_ms = window_of(subject, due_from, due_before, tag), shift_ms_of(shift)
