@@ -15,7 +15,7 @@ from delayd.batch.batch import encode, encode_subject_table
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart, ProducerPart, SchedulePart
 from delayd.batch.content import Region, hash_items, subject_states
 from delayd.delay.books.outcomes import read_outcomes
-from delayd.delay.books.seals import compare
+from delayd.delay.books.sealing import compare
 from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import CheckpointFile, Payload, Value
 from delayd.log.group import GroupKind, NewGroup, content_position
@@ -37,7 +37,7 @@ from delayd.log.segment import FileHeader, FileKind, Segment, create_segment, op
 from delayd.log.segment_index import index_segment
 from delayd.machine.disk import Disk, RealDisk
 from delayd.outcome import Outcome
-from delayd.reading.files.groups import segment_bases
+from delayd.reading.files.stored_groups import segment_bases
 
 DELAY_ID, REALTIME_ID = 0xDE1A, 0x4EA1
 FIRST_HOUR = hour_of_ms(1_795_190_400_000)  # 2026-11-20 16:00 UTC

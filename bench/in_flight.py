@@ -8,7 +8,7 @@ import tracemalloc
 
 from delayd.log.pull import PullEntry, PullOp
 from realtime.groups import Group
-from realtime.index import Subject
+from realtime.subject_index import Subject
 
 RUNS = 65_536  # As many as one group may hold when it is alone.
 FIRST = 10_000_000  # So that numbers are objects of their own, as they are in a server that has run for a while.

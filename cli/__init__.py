@@ -2,24 +2,25 @@
 
 A map. A group of commands lives in one file; `main` gathers them.
 
-    main                the command ``delayd``, exit codes, and the programs that it may start but must not import
-    options, times      options that commands share, instants and durations as people write them
-    listing             one renderer for every listing, and progress
-    operate             what operators' commands share: whom they ask, what a decision costs, the answers
-    completion          what a shell offers while a command line is typed
+    main                    the command ``delayd``, exit codes, and the programs that it may start but must not import
+    shared_options, times   options that commands share, instants and durations as people write them
+    listing                 one renderer for every listing, and progress
+    operate                 what operators' commands share: whom they ask, what a decision costs, the answers
+    completion              what a shell offers while a command line is typed
 Messages
-    send, consume       send one or many, and take what is due
-    message             messages by receipts or keys, what is pending, and all of a window
-    work                run a worker in one process or several
+    send, consume_command   send one or many, and take what is due
+    message_commands        messages by receipts or keys, what is pending, and all of a window
+    work                    run a worker in one process or several
 Servers
-    serve, child        start one server or all of them, watch them, and show what they write
-    status, servers, subjects, groups   what serves, who has what, how far consumers are; an operator's words on it
-    owners              who has which subjects and keys, and realtime servers that lost data
-    mend                what servers can't read: listed, taken, released, given up
-    backup              copies of servers, putting them back, and one moment for all of them
+    serve, child            start one server or all of them, watch them, and show what they write
+    status_command, servers   what serves, and an operator's words on it
+    subject_commands, group_commands   who has what, how far consumers are, and an operator's words on it
+    owners                  who has which subjects and keys, and realtime servers that lost data
+    mend                    what servers can't read: listed, taken, released, given up
+    backup_commands         copies of servers, putting them back, and one moment for all of them
 Files
-    log                 whether files check, and what they hold
-    schedule, hours     messages hour by hour, what falls due ahead, and what became of them
-    files               messages by what they say, one message through all logs, and tables for other engines
-    audit               the books, what operators accept of their findings, and the seals
+    log_commands            whether files check, and what they hold
+    schedule, hour_commands   messages hour by hour, what falls due ahead, and what became of them
+    file_commands           messages by what they say, one message through all logs, and tables for other engines
+    audit_commands          the books, what operators accept of their findings, and the seals
 """

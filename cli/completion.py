@@ -20,7 +20,7 @@ from delayd.wire.frame import Head
 from delayd.wire.meta import read_subject_page
 from delayd.wire.requests import RequestType
 
-from .options import Command
+from .shared_options import Command
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_DELAYD_COMPLETE"  # Click looks for it by this name; the scripts set it.

@@ -85,7 +85,7 @@ class _Layout(NamedTuple):
     folds: bool = False  # A long text of the last column goes on in the next line.
 
 
-class Table:
+class ListingTable:
     """Writes rows that come in pieces, so that they fit a width.
 
     Without a width, as into a file, each row is one line whatever its length, for `grep` and `less -S`. With one, a
@@ -310,7 +310,7 @@ class _Counted(Iterator[Sequence[Cell]]):
 
 
 def _write_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out: TextIO) -> None:
-    table = Table(columns, out, width_of(out))
+    table = ListingTable(columns, out, width_of(out))
     piece: list[Sequence[Cell]] = []
     try:
         for row in rows:

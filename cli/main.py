@@ -31,7 +31,7 @@ from delayd.errors import (
     StaleHandle,
 )
 
-from .options import examples
+from .shared_options import examples
 
 if TYPE_CHECKING:
     from delayd.reading.books import AuditReport
@@ -110,16 +110,16 @@ PLACES = {
     "delay": CommandPlace("serve", "delay", "Run a delay server: it holds messages until they are due."),
     "realtime": CommandPlace("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
     "send": CommandPlace("send", "send", "Send messages that become due later."),
-    "consume": CommandPlace("consume", "consume", "Take due messages and acknowledge them."),
+    "consume": CommandPlace("consume_command", "consume", "Take due messages and acknowledge them."),
     "work": CommandPlace("work", "work", "Call the handlers of a worker for due messages."),
-    "get": CommandPlace("message", "get", "Show what became of messages."),
-    "cancel": CommandPlace("message", "cancel", "End messages that are pending."),
-    "reschedule": CommandPlace("message", "reschedule", "Move messages that are pending to another instant."),
-    "pending": CommandPlace("message", "pending", "List the pending messages of a subject."),
+    "get": CommandPlace("message_commands", "get", "Show what became of messages."),
+    "cancel": CommandPlace("message_commands", "cancel", "End messages that are pending."),
+    "reschedule": CommandPlace("message_commands", "reschedule", "Move messages that are pending to another instant."),
+    "pending": CommandPlace("message_commands", "pending", "List the pending messages of a subject."),
     "status": CommandPlace(
-        "status", "status", "Show which servers serve, what waits for whom, and what servers refuse."
+        "status_command", "status", "Show which servers serve, what waits for whom, and what servers refuse."
     ),
-    "top": CommandPlace("status", "top", "Watch rates, pending messages and the lag of groups."),
+    "top": CommandPlace("status_command", "top", "Watch rates, pending messages and the lag of groups."),
     "servers": CommandPlace("servers", "servers", "List the servers that meta knows."),
     "server": CommandPlace("servers", "server", "Make meta forget a server."),
     "target": CommandPlace(
@@ -128,23 +128,29 @@ PLACES = {
     "route": CommandPlace("owners", "route", "Give a subject to another realtime server."),
     "slots": CommandPlace("owners", "slots", "Show which delay server judges which keys, and move keys."),
     "clock": CommandPlace("servers", "clock", "Compare the servers' clocks, or tell servers that theirs is right."),
-    "subjects": CommandPlace("subjects", "subjects", "List subjects and who serves them; set and show quotas."),
-    "groups": CommandPlace("groups", "groups", "List consumer groups and their progress; pause, rewind or delete one."),
+    "subjects": CommandPlace("subject_commands", "subjects", "List subjects and who serves them; set and show quotas."),
+    "groups": CommandPlace(
+        "group_commands", "groups", "List consumer groups and their progress; pause, rewind or delete one."
+    ),
     "dead": CommandPlace(
-        "groups", "dead", "List messages that no handler could work on; send them again, or end them."
+        "group_commands", "dead", "List messages that no handler could work on; send them again, or end them."
     ),
     "mend": CommandPlace("mend", "mend", "List what servers can't read, and decide what to do about it."),
     "schedule": CommandPlace("schedule", "schedule", "Look at what is scheduled, from files."),
     "dispatch": CommandPlace("schedule", "dispatch", "Look at what became of messages, from files."),
-    "trace": CommandPlace("files", "trace", "Follow one message through all logs, from files."),
-    "log": CommandPlace("log", "log", "Verify or dump log files."),
-    "audit": CommandPlace("audit", "audit", "Check from files that each message left once and on time."),
-    "export": CommandPlace("files", "export", "Write the logs as Parquet or CSV, from files."),
-    "seals": CommandPlace("audit", "seals", "Verify the seals of hours, from files."),
-    "spark-audit": CommandPlace("audit", "spark_audit", "Do the same as audit, with Spark."),
-    "backup": CommandPlace("backup", "backup", "Copy the servers of a directory while they run, and check the copy."),
-    "cut": CommandPlace("backup", "cut", "Have all servers keep one moment while a command makes backups of them."),
-    "restore": CommandPlace("backup", "restore", "Put a backup into the place of servers."),
+    "trace": CommandPlace("file_commands", "trace", "Follow one message through all logs, from files."),
+    "log": CommandPlace("log_commands", "log", "Verify or dump log files."),
+    "audit": CommandPlace("audit_commands", "audit", "Check from files that each message left once and on time."),
+    "export": CommandPlace("file_commands", "export", "Write the logs as Parquet or CSV, from files."),
+    "seals": CommandPlace("audit_commands", "seals", "Verify the seals of hours, from files."),
+    "spark-audit": CommandPlace("audit_commands", "spark_audit", "Do the same as audit, with Spark."),
+    "backup": CommandPlace(
+        "backup_commands", "backup", "Copy the servers of a directory while they run, and check the copy."
+    ),
+    "cut": CommandPlace(
+        "backup_commands", "cut", "Have all servers keep one moment while a command makes backups of them."
+    ),
+    "restore": CommandPlace("backup_commands", "restore", "Put a backup into the place of servers."),
     "completion": CommandPlace("completion", "completion", "Print the script that has a shell complete command lines."),
 }
 

@@ -38,7 +38,7 @@ from delayd.wire.status import ENTRIES_MAX, Decision, Quarantined, find_entry, r
 from .listing import Cell, columns, progress, show
 from .main import NOT_BALANCED, OK
 from .operate import Operator, all_pages, of_each, run
-from .options import (
+from .shared_options import (
     CommandGroup,
     DataFolder,
     LogIdParam,

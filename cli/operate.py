@@ -19,7 +19,7 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_str
 from delayd.wire.requests import RequestType
 
-from .options import bundle, confirm, meta_option, secret_data_option, secret_of, secret_option, yes_option
+from .shared_options import bundle, confirm, meta_option, secret_data_option, secret_of, secret_option, yes_option
 from .times import duration_text
 
 BUSY_S = 10.0  # How long to repeat a request that a server is too busy for.

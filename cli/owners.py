@@ -38,8 +38,8 @@ from delayd.wire.scheduling import TargetInfo
 from .listing import Cell, columns, show
 from .main import OK, TRY_LATER
 from .operate import Operator, all_pages, decision_options, patiently, run
-from .options import CommandGroup, LogIdParam, format_option, meta_option, offer_subjects
 from .servers import slot_owners, states_of, targets_of
+from .shared_options import CommandGroup, LogIdParam, format_option, meta_option, offer_subjects
 
 
 @click.group(cls=CommandGroup)

@@ -29,12 +29,12 @@ from delayd.reading.files.directory import Directory, server_runs
 from delayd.reading.files.origins import outcome_word
 from delayd.reading.verify import stored_quota
 
-from .files import find
-from .hours import HourListing, ListedWindow, ahead_options, in_chunks, listing_options
+from .file_commands import find
+from .hour_commands import HourListing, ListedWindow, ahead_options, in_chunks, listing_options
 from .listing import Cell, Column, columns, printable, progress
 from .operate import run
-from .options import CommandGroup, Shown, meta_option, shown_options
-from .subjects import limits_sentence
+from .shared_options import CommandGroup, Shown, meta_option, shown_options
+from .subject_commands import limits_sentence
 from .times import instant_text
 
 HOUR_COLUMNS = columns(

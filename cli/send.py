@@ -20,13 +20,21 @@ import click
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.asking import ask
 from delayd.client.producer import Producer
-from delayd.client.sending.options import OnConflict
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Receipt
+from delayd.client.sending.send_options import OnConflict
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
 
 from .listing import progress
 from .operate import run, silence
-from .options import Command, at_option, in_option, meta_option, offer_subjects, text_format_option, timeout_option
+from .shared_options import (
+    Command,
+    at_option,
+    in_option,
+    meta_option,
+    offer_subjects,
+    text_format_option,
+    timeout_option,
+)
 from .times import duration, duration_text, instant, instant_text
 
 ROWS = 10_000  # One batch of lines has so many: large enough to be fast, and the progress still moves.

@@ -25,7 +25,7 @@ from delayd.errors import BadSetting
 
 from .child import Child, LineWriter, OnChild
 from .main import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE, Programs
-from .options import DATA_VARIABLE, Command, examples
+from .shared_options import DATA_VARIABLE, Command, examples
 
 _EXAMPLES = {
     "meta": ("delayd meta --data /var/lib/delayd --host 10.0.0.5",),

@@ -31,7 +31,7 @@ from delayd.wire.scheduling import TargetInfo, read_targets
 from .listing import Cell, columns, progress, show
 from .main import OK, TRY_LATER
 from .operate import Operator, all_pages, decision_options, of_each, operator_options, patiently, run, silence
-from .options import (
+from .shared_options import (
     Command,
     CommandGroup,
     LogIdParam,
@@ -41,7 +41,7 @@ from .options import (
     secret_of,
     secret_option,
 )
-from .status import CORDONED, FENCED, SERVES, look_at
+from .status_command import CORDONED, FENCED, SERVES, look_at
 
 SERVERS = columns("role log_id address alive state seen_ago_ms:duration epoch:name pid:name")
 CLOCKS = columns("role log_id address ahead_ms:duration believed")

@@ -26,7 +26,7 @@ from delayd.worker.worker import Worker
 
 from .child import SERVED_WELL_S, KeptProcess, LineWriter
 from .main import INTERRUPTED, OK, USAGE, Programs
-from .options import Command
+from .shared_options import Command
 
 DEFAULT = "worker"
 

@@ -60,7 +60,7 @@ from delayd.wire.meta import (
     slots_text,
 )
 
-from .registry import CordonTable, Registry, RegistryTerms, Standing, key_of
+from .registry import CordonTable, Registry, RegistryTerms, ServerStanding, key_of
 from .routes import UNUSED_MAX, UNUSED_MS, RouteTable
 from .slots import (
     DOUBT_KEY,
@@ -325,26 +325,26 @@ class Meta:
         """Which delay servers take no new messages, for those that register."""
         return self._cordons.told(self._registry.live("delay"))
 
-    def cordon(self, log_id: int, standing: Standing, on_done: OnDone) -> None:
+    def cordon(self, log_id: int, standing: ServerStanding, on_done: OnDone) -> None:
         """Use a delay server otherwise from now on, because an operator says so: a cordoned one gets no new messages,
         and a retired one, which holds none any more, leaves the cluster for good.
 
         Raises as `forget` does; BadArgument when this can't follow its standing, or it owns keys.
         """
         self._need_quiet()
-        if not self._registry.has("delay", log_id) and self._cordons.of(log_id) is not Standing.RETIRED:
+        if not self._registry.has("delay", log_id) and self._cordons.of(log_id) is not ServerStanding.RETIRED:
             raise UnknownServer(f"meta knows no delay server {log_id:016x}; see `delayd servers`")
         if self._cordons.of(log_id) is standing:
             on_done(f"the delay server {log_id:016x} is {standing.value} already; nothing was changed")
             return
         self._cordons.check_change(log_id, standing, self._registry.live("delay"))
-        if standing is Standing.RETIRED and log_id in self._slots.owners:
+        if standing is ServerStanding.RETIRED and log_id in self._slots.owners:
             raise BadArgument(f"the delay server {log_id:016x} owns keys; drain it, which moves them")
-        if standing is Standing.SERVING:
+        if standing is ServerStanding.SERVING:
             self._gathered.removes.append(key_of(log_id))
         else:
             self._gathered.puts[key_of(log_id)] = standing.value.encode()
-        if standing is Standing.RETIRED:
+        if standing is ServerStanding.RETIRED:
             self._retire(log_id)
         self._gathered.after.append(partial(self._cordons.set, log_id, standing))
         self._decide(f"the delay server {log_id:016x} is {standing.value} now", on_done)

@@ -245,7 +245,7 @@ PREFIX = b"cordon/"
 log = logging.getLogger(__name__)
 
 
-class Standing(Enum):
+class ServerStanding(Enum):
     """How an operator wants a delay server to be used."""
 
     SERVING = "serving"
@@ -253,12 +253,12 @@ class Standing(Enum):
     RETIRED = "retired"
 
 
-def read_standing(name: str) -> Standing:
+def read_standing(name: str) -> ServerStanding:
     """The standing of this name; BadRequest when there is none."""
     try:
-        return Standing(name)
+        return ServerStanding(name)
     except ValueError:
-        names = ", ".join(each.value for each in Standing)
+        names = ", ".join(each.value for each in ServerStanding)
         raise BadRequest(f"standing is {name!r} and must be one of {names}", field="standing") from None
 
 
@@ -266,38 +266,38 @@ class CordonTable:
     """Belongs to the loop; it follows the state."""
 
     def __init__(self, state: State) -> None:
-        self._known: dict[int, Standing] = {}
+        self._known: dict[int, ServerStanding] = {}
         damaged: list[DamagedValue] = []
         for key, value in state.scan(PREFIX, damaged):
-            self._known[int.from_bytes(key[len(PREFIX) :], "big")] = Standing(value.decode())
+            self._known[int.from_bytes(key[len(PREFIX) :], "big")] = ServerStanding(value.decode())
         for damage in damaged:
             log.warning("value_lost key=%s", key_text(damage.key))
 
-    def of(self, log_id: int) -> Standing:
+    def of(self, log_id: int) -> ServerStanding:
         """How a server is used."""
-        return self._known.get(log_id, Standing.SERVING)
+        return self._known.get(log_id, ServerStanding.SERVING)
 
-    def set(self, log_id: int, standing: Standing) -> None:
+    def set(self, log_id: int, standing: ServerStanding) -> None:
         """Note what the state says now."""
-        if standing is Standing.SERVING:
+        if standing is ServerStanding.SERVING:
             self._known.pop(log_id, None)
         else:
             self._known[log_id] = standing
 
     def check(self, log_id: int) -> None:
         """Raise FencedInstance for a server that was retired."""
-        if self.of(log_id) is Standing.RETIRED:
+        if self.of(log_id) is ServerStanding.RETIRED:
             raise FencedInstance(f"an operator has retired the delay server {log_id:016x} for good; stop this process")
 
-    def check_change(self, log_id: int, standing: Standing, live: Iterable[int]) -> None:
+    def check_change(self, log_id: int, standing: ServerStanding, live: Iterable[int]) -> None:
         """Raise BadArgument when a server can't be used so from now on; ``live`` are the servers that are alive."""
         before = self.of(log_id)
         name = f"the delay server {log_id:016x}"
-        if before is Standing.RETIRED:
+        if before is ServerStanding.RETIRED:
             raise BadArgument(f"{name} is retired for good")
-        if standing is Standing.RETIRED and before is not Standing.CORDONED:
+        if standing is ServerStanding.RETIRED and before is not ServerStanding.CORDONED:
             raise BadArgument(f"{name} takes new messages; cordon and drain it first")
-        if standing is Standing.CORDONED and not self.open(each for each in live if each != log_id):
+        if standing is ServerStanding.CORDONED and not self.open(each for each in live if each != log_id):
             raise BadArgument(f"no delay server but {name} is alive and takes new messages; start another one first")
 
     def open(self, log_ids: Iterable[int]) -> list[int]:

@@ -11,29 +11,29 @@ A delay server hands a message over (H1 to H7)
     delay_servers       requests of delay servers; each frame is checked before it is kept, and so is free space
     handoff             which session of each delay server counts, and which batches are in doubt
     commit              the writers of the message log and of the pull log
-    index               from a message's number to its stored batch, and the batch itself
+    subject_index       from a message's number to its stored batch, and the batch itself
 A consumer pulls and acknowledges it (Q1 to Q10)
     consumers           requests of consumers, checked; subscriptions are filled with groups
     subscriptions       many subjects at once: which of its groups have messages
     pulls               messages to consumers, acknowledgements and leases
-    polls, parts        pulls that wait, and which messages an answer holds
-    acks                which messages an acknowledgement names, and which handles are valid
+    polls, answers      pulls that wait, and which messages an answer holds
+    words               which messages an acknowledgement names, and which handles are valid
     groups              one group and its terms, which groups changed, and all groups by name
     group_records       groups begin, move, rest and end
     terms               where a group begins, and which messages of its subject it wants, by their tags
-    window              where each message of a group is, and what moves it
+    group_window        where each message of a group is, and what moves it
     leads               which consumer of an exclusive group gets its messages
     order               which messages wait for others with their ordering key
     retries             messages that come again later, and dead letters (Q2); `delayd.net.courier` takes them away
 It may go (Q3)
-    retention           which segments may be removed, and subjects that nobody pulls
+    removal             which segments may be removed, and subjects that nobody pulls
     closed              each closed segment is read once, counted and indexed
 A checkpoint and a start (L, P2)
     checkpoint          what a checkpoint holds, copied piece by piece; consume logs and one transaction
     kept                the values in LMDB
     recovery            rebuilds memory from the last checkpoint and the logs above it
 What is damaged (L5, L9, L10)
-    quarantine          messages that can't be read, by name
+    unreadable          messages that can't be read, by name
     unread              what a start could not read, taken by beginning anew in place; files that go under the server
     rebuild             consume logs made again
 

@@ -39,7 +39,6 @@ from delayd.machine.identity import Site
 from .closed import ClosedSegments
 from .group_records import GroupRecords
 from .groups import Changes, Group, GroupCopy
-from .index import Index, Subject
 from .kept import (
     Marks,
     Pair,
@@ -52,7 +51,8 @@ from .kept import (
     encode_subject,
 )
 from .recovery import Recovered
-from .retention import keep_from
+from .removal import keep_from
+from .subject_index import Index, Subject
 
 OFFSET_MAX = 1 << 63  # Above every offset.
 PAIRS_A_PIECE = 1_000  # Encoded between two calls of `give_way`, in some 2 ms.

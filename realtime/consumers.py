@@ -49,17 +49,17 @@ from delayd.wire.heads import (
     optional_str,
 )
 
-from .acks import stale_all
 from .group_records import GroupRecords
+from .group_window import Stage
 from .groups import Group
 from .handoff import Peer
-from .index import Index, StoredBatches, Subject
 from .polls import Claim, Waiting
 from .pulls import HANDLES_MAX, Pulls
 from .retries import AskedPulls, Retries
+from .subject_index import Index, StoredBatches, Subject
 from .subscriptions import Subscription
 from .terms import FIELDS, FROM_EARLIEST, OPEN, Beginning, beginning_of, check_beginning
-from .window import Stage
+from .words import stale_all
 
 WAIT_MS_MAX = 60_000  # The longest wait of a PULL; a client that wants to wait longer asks again.
 LEASE_MS_MIN = 100

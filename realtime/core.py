@@ -30,17 +30,17 @@ from .checkpoint import Checkpointer, Snapshot, Snapshots
 from .closed import ClosedSegments
 from .commit import Commit, GroupCommit, PullCommit
 from .consumers import Consumers, Joins
-from .delay_servers import DelayServers, Reserve
+from .delay_servers import DelayServers, SpaceLook
 from .group_records import GroupRecords
 from .handoff import Peer
-from .index import Subject
 from .kept import Marks
 from .operators import Operators
 from .pulls import Pulls
 from .rebuild import Rebuilder
 from .recovery import Recovered
-from .retention import Trimming, Unseen, remove_old
+from .removal import Trimming, Unseen, remove_old
 from .retries import Retries
+from .subject_index import Subject
 from .unread import LogFiles, OnCheckpoint, Unread
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class Core:
             part.on_failure = self.fail
         self._unread = Unread(site, recovered, self._tell_of_checkpoint, around.begin_anew)
         self._operators = self._open_repair(site)
-        self._reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
+        self._reserve = SpaceLook(disk, config.folder, config.free_bytes_all, clock)
         self._delay_servers = DelayServers(recovered, self._commit, self._unread, self._reserve)
         consuming.begin(recovered)
         self._handlers = self._served(consuming.consumers, consuming.joins)

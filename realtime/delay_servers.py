@@ -77,7 +77,7 @@ limited = LogLimit(log)  # Lines that delay servers can provoke.
 class DelayServers:
     """Reads the requests of delay servers; belongs to the loop."""
 
-    def __init__(self, recovered: Recovered, commit: GroupCommit, unread: Unread, reserve: Reserve) -> None:
+    def __init__(self, recovered: Recovered, commit: GroupCommit, unread: Unread, reserve: SpaceLook) -> None:
         self.counters = {"refused": 0, "fenced": 0}
         self._log_id = recovered.identity.log_id
         self._index, self._stored, self._origins = recovered.index, recovered.stored, recovered.origins
@@ -313,7 +313,7 @@ def _check_part(part: DispatchPart, key: W, origin: Origin) -> None:
         raise BatchMalformed(f"batch {part.batch_id} of epoch {part.epoch} is not above its own W")
 
 
-class Reserve:
+class SpaceLook:
     """Compares free space with the reserve at each frame, unless there was plenty a moment ago. A change is logged."""
 
     def __init__(self, disk: Disk, folder: str, reserve_bytes: int, clock: Clock) -> None:

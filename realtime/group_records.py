@@ -28,19 +28,19 @@ from delayd.machine.alarms import Alarms
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import End, Position
 
-from .acks import SECRET_BITS
+from .answers import passed_over
 from .commit import PullCommit
+from .group_window import GroupWord
 from .groups import Changes, Group, LostGroup
 from .handoff import Peer
-from .index import Index, StoredBatches
 from .kept import group_keys
-from .parts import passed_over
 from .polls import RETRY_MS
 from .pulls import Pulls
-from .quarantine import Bad
 from .recovery import PullReplay
+from .subject_index import Index, StoredBatches
 from .terms import FROM_EARLIEST, OPEN, Beginning, begins_at_ms, encode_filter, find
-from .window import GroupWord
+from .unreadable import Bad
+from .words import SECRET_BITS
 
 # Pause between two groups that are forgotten to make room: each is a record of the log, and kept until a checkpoint.
 ROOM_EVERY_MS = 10

@@ -1,5 +1,6 @@
-"""Groups: what each group of consumers gets of its subject, and who waits for it. Its window knows where its messages
-are (`realtime.window`). An order, a filter, a bound and a lead are terms of the group, which say what may be pulled.
+"""Groups: what each group of consumers gets of its subject, and who waits for it. Its window
+(`realtime.group_window`) knows where its messages are. An order, a filter, a bound and a lead are terms of the group,
+which say what may be pulled.
 
 Whatever changes a group asks for its window by `Group.changing`, live and in recovery alike. The roster finds groups by
 name and by subject, bounds how many there are (rule B1), and names those whose progress does not check (rule L9).
@@ -20,11 +21,11 @@ from delayd.log.pull import PullEntry
 from delayd.machine.alarms import NEVER_MS
 from delayd.wire.heads import U32_MAX
 
-from .index import Subject
+from .group_window import GroupWindow, GroupWord, Stage
 from .order import Order
 from .polls import RETRY_MS, Polls
+from .subject_index import Subject
 from .terms import OPEN, Filter
-from .window import GroupWindow, GroupWord, Stage
 
 if TYPE_CHECKING:
     from delayd.errors import DamagedData

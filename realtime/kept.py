@@ -18,11 +18,11 @@ from delayd.log.pull import GroupDecision, decode_rows, encode_rows
 from delayd.log.tail import CHECKPOINT_KEY, COPY_PREFIX, GROUP_PREFIX, SUBJECT_PREFIX
 from delayd.machine.state import State
 
+from .group_window import GIVEN_BACK, HELD, Became, Offer, Stage, StateRun
 from .groups import Group, GroupCopy, LostGroup
 from .handoff import Origin, Origins
-from .index import Index, Subject
+from .subject_index import Index, Subject
 from .terms import OPEN, decode_filter, encode_filter
-from .window import GIVEN_BACK, HELD, Became, Offer, Stage, StateRun
 
 ORIGIN_PREFIX = b"origin/"
 NAME_PREFIX = b"name/"  # A group's names alone, in case the value with its progress does not check.

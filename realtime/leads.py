@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING
 from delayd.errors import ExclusiveConflict, RetryLater
 from delayd.machine.clock import Clock
 
-from .acks import SECRET_BITS
 from .handoff import Peer
 from .polls import RETRY_MS, Claim
+from .words import SECRET_BITS
 
 if TYPE_CHECKING:
+    from .group_window import StateRun
     from .groups import Group
     from .polls import Waiting
-    from .window import StateRun
 
 FENCED_MAX = 64  # Of each group the newest incarnations are remembered, to name the reason.
 # A client waits for so long for the first answer on a connection, and longer for any other, before it gives it up.

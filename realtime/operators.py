@@ -18,9 +18,9 @@ from delayd.wire.status import ENTRIES_MAX, Decision, Quarantined, decided_head,
 from .group_records import GroupRecords
 from .groups import Group, LostGroup
 from .handoff import Peer
-from .quarantine import Bad, Quarantine
 from .rebuild import Rebuilder
 from .unread import PULL, WINDOW, LogFiles, Unread
+from .unreadable import Bad, UnreadableMessages
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,12 @@ class Operators:
     """Reads the requests of operators."""
 
     def __init__(
-        self, groups: GroupRecords, quarantine: Quarantine, rebuilder: Rebuilder, files: LogFiles, unread: Unread
+        self,
+        groups: GroupRecords,
+        quarantine: UnreadableMessages,
+        rebuilder: Rebuilder,
+        files: LogFiles,
+        unread: Unread,
     ) -> None:
         self._groups = groups
         self._quarantine = quarantine

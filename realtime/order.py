@@ -17,7 +17,7 @@ import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from .window import Offer, Stage
+from .group_window import Offer, Stage
 
 KNOWN_MAX = 16_384  # Messages of a group that are not settled; some 250 bytes each, 4 MiB.
 LOOKED_AT = 4_096  # Messages of which one pull reads the keys at most, a microsecond each.

@@ -36,19 +36,19 @@ from delayd.machine.alarms import NEVER_MS, Alarms, DueHeap
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import StaleRow
 
-from .acks import SAID, SECRET_BITS, ConsumerWord, GivenOut, Handles, NamedPulls, by_source, found, stale_all
+from .answers import PARTS_MAX, PASSED, Part, Parts, Planned, passed_over, pulled
 from .commit import PullCommit
+from .group_window import HELD, GroupWindow, GroupWord, Offer, StateRun
 from .groups import Group, Roster
 from .handoff import Peer
-from .index import Subject
 from .kept import Life
 from .leads import Leads
-from .parts import PARTS_MAX, PASSED, Part, Parts, Planned, passed_over, pulled
 from .polls import RETRY_MS, Waiting, WaitingPulls
-from .quarantine import Quarantine
 from .recovery import PullReplay, Recovered
+from .subject_index import Subject
 from .subscriptions import Subscription, Subscriptions
-from .window import HELD, GroupWindow, GroupWord, Offer, StateRun
+from .unreadable import UnreadableMessages
+from .words import SAID, SECRET_BITS, ConsumerWord, GivenOut, Handles, NamedPulls, by_source, found, stale_all
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class Pulls:
         self.next_pull = 0
         counted = ("pulled", "acked", "nacked", "returned", "lapsed", "redelivered", "extended", *PASSED[1:])
         self.counters = dict.fromkeys(counted, 0)
-        self.quarantine = Quarantine(stored, alarms)
+        self.quarantine = UnreadableMessages(stored, alarms)
         self.quarantine.on_released = self._released
         self.log_id = log_id
         self._epoch = epoch

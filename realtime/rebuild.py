@@ -39,7 +39,7 @@ from delayd.machine.disk import Disk, File
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
 
-from .index import Index, Subject
+from .subject_index import Index, Subject
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpointer

@@ -62,9 +62,9 @@ from .closed import TallyLog
 from .commit import hello_of_record
 from .groups import Group, LostGroup
 from .handoff import Origins
-from .index import Index, StoredBatches
 from .kept import Kept, Life, Marks, copied, encode_marks, group_keys, subject_of_key
 from .rebuild import rows_of
+from .subject_index import Index, StoredBatches
 from .terms import decode_filter
 
 READS = 2  # A read is tried this often: it may fail once.

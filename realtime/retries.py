@@ -61,14 +61,14 @@ from delayd.wire.consuming import StaleRow
 from delayd.wire.frame import Head
 from delayd.wire.meta import Cordons
 
-from .acks import ConsumerWord, by_source, found
 from .commit import PullCommit
 from .group_records import GroupRecords
+from .group_window import HELD, StateRun
 from .groups import Group
-from .index import Index, StoredBatches
 from .polls import RETRY_MS
 from .pulls import HANDLES_MAX, Pulls, PutOff
-from .window import HELD, StateRun
+from .subject_index import Index, StoredBatches
+from .words import ConsumerWord, by_source, found
 
 BATCH_ROWS = 4_096  # Messages of one decision: making its batch takes some 30 ms.
 BATCH_BYTES = 4 << 20  # And their bytes; one message may come on top.

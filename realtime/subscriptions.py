@@ -17,9 +17,9 @@ from delayd.batch.names import Pattern
 from delayd.errors import BadArgument, DelaydError, OtherFilter, Rebuilding, ServerStopped, SlowDown
 from delayd.wire.heads import U32_MAX
 
+from .answers import PARTS_MAX, Part
 from .groups import Group
 from .handoff import Peer
-from .parts import PARTS_MAX, Part
 from .polls import RETRY_MS, Polls, Waiting
 from .terms import FROM_EARLIEST, OPEN, Beginning
 

@@ -22,7 +22,7 @@ from delayd.wire.consuming import AtInstant, AtSequence, End, Position, read_pos
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_bool, need_strs
 
-from .index import Index, StoredBatches, Subject
+from .subject_index import Index, StoredBatches, Subject
 
 if TYPE_CHECKING:
     from .groups import Group

@@ -2,6 +2,6 @@
 
 A map, from the outside in.
 
-    program     the program ``delayd spark-audit``, and the Spark session
+    job         the program ``delayd spark-audit``, and the Spark session
     audit       the pure audit of `delayd.reading`, some hours a task; ``spark.read.format("delayd")``
 """

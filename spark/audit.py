@@ -26,8 +26,8 @@ from delayd.hours import hour_from_name, hour_name
 from delayd.machine.disk import RealDisk
 from delayd.reading.arrow import TIMESTAMP, to_arrow
 from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
-from delayd.reading.files.groups import LogMoved, until_still
-from delayd.reading.files.targets import PIECE_BYTES, Chunk, LogPiece, Scan, scan_nothing, scan_piece, split_piece
+from delayd.reading.files.stored_groups import LogMoved, until_still
+from delayd.reading.files.target_index import PIECE_BYTES, Chunk, LogPiece, Scan, scan_nothing, scan_piece, split_piece
 from delayd.reading.findings import COUNTS, NO_COUNTS, Finding, FindingKind, Findings, HourSummary
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours
 from delayd.reading.tables import SUMS, TABLES, HourTables, table_of

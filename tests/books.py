@@ -16,7 +16,7 @@ from delayd.batch.content import content_hash
 from delayd.batch.gather import Pick, compose, gather
 from delayd.batch.labels import bloom_of, encode_tags
 from delayd.delay.books.outcomes import read_outcomes
-from delayd.delay.books.seals import compare
+from delayd.delay.books.sealing import compare
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.checkpoint import CheckpointFile, Payload, Value
 from delayd.log.control import Ended, Record, encode_known, encode_records

@@ -10,7 +10,7 @@ from pathlib import Path
 from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, report_plan
 from delayd.reading.export import export_plan
-from delayd.reading.files.groups import until_still
+from delayd.reading.files.stored_groups import until_still
 from delayd.reading.plan import AuditPlan, plan_audit
 
 from .sql_audit import SqlReport, audit_by_sql, differences
@@ -80,6 +80,6 @@ def report_differences(report: AuditReport, spark: AuditReport) -> list[str]:
 def _in_spark(data: str, now_ms: int, plan: AuditPlan) -> AuditReport:
     # Spark is an extra: tests that do not ask for it import none of it.
     from spark.audit import collect_frame
-    from spark.program import open_session
+    from spark.job import open_session
 
     return collect_frame(open_session("local[2]"), data, now_ms, plan, None)

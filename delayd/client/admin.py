@@ -54,11 +54,11 @@ from delayd.client.engine import (
 from delayd.client.instants import instant_ms, utc
 from delayd.client.limits import check_subject, need_meta
 from delayd.client.producer import ProducerCore
-from delayd.client.sending.options import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, ProducerSettings
 from delayd.client.sending.receipts import Receipt
+from delayd.client.sending.send_options import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, ProducerSettings
 from delayd.errors import BadArgument, BadSetting
 from delayd.secret import SECRET_FILE, Secret, read_secret
-from delayd.wire.asked import Content, Piece, Window
+from delayd.wire.asked import AskedWindow, Content, Piece
 from delayd.wire.consuming import AtInstant, AtSequence, End, Position
 from delayd.wire.scheduling import LIMITS
 
@@ -103,7 +103,7 @@ class DeadGroup(NamedTuple):
     letters: int
 
 
-def letters_window(place: GroupAt, since: datetime | None = None, before: datetime | None = None) -> Window:
+def letters_window(place: GroupAt, since: datetime | None = None, before: datetime | None = None) -> AskedWindow:
     """The dead letters of a group that died in a window; BadArgument, NaiveDatetime when it is none."""
     return window_of(place.kept_as, _due(since), _due(before), DEAD_TAG)
 

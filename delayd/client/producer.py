@@ -62,7 +62,7 @@ from delayd.client.engine import (
 from delayd.client.instants import Delays, DeliverAt, DeliverAtMs, wish, wish_column
 from delayd.client.limits import need_bool
 from delayd.client.routing import MetaView
-from delayd.client.sending.options import Columns, Key, ProducerSettings, Sends, SendsBatches, Single, named
+from delayd.client.sending.batch_sender import BatchSender
 from delayd.client.sending.outbox import ROW_BYTES, Outbox, row_bytes
 from delayd.client.sending.outbox import Progress as BatchProgress
 from delayd.client.sending.receipts import (
@@ -78,7 +78,7 @@ from delayd.client.sending.receipts import (
     rescheduled_batch_of,
     rescheduled_of,
 )
-from delayd.client.sending.sender import Sender
+from delayd.client.sending.send_options import Columns, Key, ProducerSettings, Sends, SendsBatches, Single, named
 from delayd.errors import QueueFull, SendHandle
 from delayd.wire.asked import AnswerRows, CancelAnswer
 
@@ -444,7 +444,7 @@ class ProducerCore(OnLoop):
         self._settings = settings
         self._meta = MetaView(meta)
         limits = settings.timeout_ms, settings.unreached_s
-        self.sender = Sender(self._meta, *limits)
+        self.sender = BatchSender(self._meta, *limits)
         self.messages = Asker(self.sender.groups, self.sender.owners, self._meta, *limits)
         self.walker = Walker(self.messages)
         self.follower = Follower(meta, self.messages)

@@ -27,7 +27,7 @@ It passes through the folders
     standing            what the server says of itself: figures, what it waits for and refuses, whether it may leave
 A start, and damaged files (L5, L9, L10)
     recovery            from a directory to all that is in memory
-    kept, state_values  read the state; the values of it that several parts use
+    kept_state, state_values   read the state; the values of it that several parts use
     quarantine          names files and values that can't be read, and has operators' decisions carried out
     damage              looks at damaged files until they are whole or given up, and takes them back at a start
 

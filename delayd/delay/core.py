@@ -16,7 +16,7 @@ from itertools import chain
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s
 from delayd.config import DelayConfig
-from delayd.delay.filing.checkpoint import AuditWord
+from delayd.delay.filing.checkpointer import AuditWord
 from delayd.delay.filing.pending import full_hours
 from delayd.delay.intake import Committed
 from delayd.delay.keys.run import sent_rows
@@ -56,7 +56,7 @@ class DelayCore:
         self.asked = Asked(ground, self.logs, self.memory, self.upkeep)
         self.repair = Repair(ground, self.logs, self.memory, self.handoff, self.upkeep)
         self.standing = Standing(self.site, self.logs, self.memory, self.handoff, self.upkeep, self.asked)
-        self._stopping = Stopping(self.logs, self.upkeep, threads, self._begin_checkpoint)
+        self._stopping = StopSteps(self.logs, self.upkeep, threads, self._begin_checkpoint)
         self._clock = around.clock
         self._log, self._dropped, self._quarantined_ends = found.log, found.dropped, found.quarantined_ends
         self._ticks = self.site.alarms.every(TICK_MS, self._tick)
@@ -356,7 +356,7 @@ def _nobody_waits() -> None:
     """Requests are refused until meta has taken this directory; the next commit is behind the jump in any case."""
 
 
-class Stopping:
+class StopSteps:
     """A stop, from the request to stop to its end; for the loop alone. Before `begin` it does nothing."""
 
     def __init__(

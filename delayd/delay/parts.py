@@ -19,13 +19,13 @@ from functools import partial
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.books.retention import Retention, SealTerms, SegmentRetention
-from delayd.delay.books.seals import open_seal_log
+from delayd.delay.books.sealing import open_seal_log
 from delayd.delay.damage.keys_rebuild import LogsOfHours, Rebuild
 from delayd.delay.damage.mending import Mending, SetAside
 from delayd.delay.damage.set_aside import MESSAGE_LOG, FileWatch, HeldRows, LostValues
 from delayd.delay.ending.endings import Books as EndingBooks
 from delayd.delay.ending.endings import Endings
-from delayd.delay.filing.checkpoint import CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
+from delayd.delay.filing.checkpointer import CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, EarlierLives, Notes, RouteMoves, Routing

@@ -24,13 +24,13 @@ from delayd.delay.books.outcomes import (
     read_outcomes,
     reopen_dispatch_log,
 )
-from delayd.delay.books.seals import SealLog, open_seal_log
+from delayd.delay.books.sealing import SealLog, open_seal_log
 from delayd.delay.damage.mending import doubtful, give_up_outcomes, take_back_schedules
 from delayd.delay.filing.hour_table import FiledHours, GivenUp, HourTable, OutcomeEnd
 from delayd.delay.filing.pending import PendingRows
 from delayd.delay.handoff.target_words import AcceptedTarget, accepted_targets, counts
 from delayd.delay.intake import Mark
-from delayd.delay.kept import KeptState, heal_hours, read_kept
+from delayd.delay.kept_state import KeptState, heal_hours, read_kept
 from delayd.delay.keys.run import KeyedRows, sent_rows
 from delayd.delay.producers import Producers
 from delayd.delay.rows import Rows, Stored, replayed_rows, stored_batches

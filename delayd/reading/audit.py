@@ -20,14 +20,14 @@ from delayd.hours import hour_start_ms
 from delayd.log.hour import NO_ENDED, EndedRows, OutcomeRows, Skipped
 from delayd.outcome import Outcome, Proof
 from delayd.reading.files.origins import take_outcomes
-from delayd.reading.files.rows import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
+from delayd.reading.files.row_arrays import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
 from delayd.reading.findings import (
     FINDING,
     KINDS,
+    Cause,
     FindingKind,
     Findings,
     HourSummary,
-    Reason,
     count_ms,
     join_findings,
     join_parts,
@@ -284,7 +284,7 @@ class _Comparison:
         self._find_orphans()
         self._find_mismatches()
         late_ms = self._late_ms()
-        self._note(Reason.LATE, late_ms > self._terms.late_ms_limit, late_ms)
+        self._note(Cause.LATE, late_ms > self._terms.late_ms_limit, late_ms)
 
     def summary(self, origin_log_id: int, table: NDArray[np.void]) -> HourSummary:
         classes, proved = self._classes, self._classes.proved
@@ -322,45 +322,45 @@ class _Comparison:
         if len(missing) > accepted.dropped:
             gone = rows.take(missing)
             subject = gone.subject + np.uint32(nameless + 1)
-            self._add(Reason.NOT_FILED, gone.sequence, gone.deliver_at_ms, subject, 0, 0)
+            self._add(Cause.NOT_FILED, gone.sequence, gone.deliver_at_ms, subject, 0, 0)
         filed = are_filed(schedule.location)
         due_from_ms, hour = self._classes.due_from_ms, self._hour
         elsewhere = (due_from_ms < hour_start_ms(hour)) | (due_from_ms >= hour_start_ms(hour + 1))
-        self._note(Reason.OTHER_HOUR, filed & elsewhere, 0)
+        self._note(Cause.OTHER_HOUR, filed & elsewhere, 0)
         never = schedule.sequence >= np.uint64(accepted.next_sequence)
         for first, count in accepted.skipped:
             never |= (schedule.sequence >= np.uint64(first)) & (schedule.sequence < np.uint64(first + count))
         never &= filed
-        self._note(Reason.NEVER_GIVEN, never, 0)
+        self._note(Cause.NEVER_GIVEN, never, 0)
         if accepted.first:
             elsewhere = filed & (join.times == 0) & ~never & (schedule.sequence >= np.uint64(accepted.first))
-            self._note(Reason.FILED_ELSEWHERE, elsewhere, 0)
+            self._note(Cause.FILED_ELSEWHERE, elsewhere, 0)
         if len(rows):
             self._find_other_than_accepted(rows, join, filed & (join.times > 0))
         if accepted.before is not None:
             count = accepted.before + int(filed.sum())
             if count != accepted.counted:
                 one, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
-                self._add(Reason.COUNTED, one, zero, nameless, accepted.counted, count)
+                self._add(Cause.COUNTED, one, zero, nameless, accepted.counted, count)
 
     def _find_other_than_accepted(self, accepted: ScheduleRows, join: Join, both: Mask) -> None:
         """Compare filed rows with those of the message log; ``both`` marks the rows that both have."""
         filed, said = self._schedule, join.of_first
         differs = self._differ_from_first
-        differs(Reason.ACCEPTED_DUE, said(accepted.deliver_at_ms), filed.deliver_at_ms, both)
+        differs(Cause.ACCEPTED_DUE, said(accepted.deliver_at_ms), filed.deliver_at_ms, both)
         # A schedule log leaves the accept instant out of a row that was not past due when it was accepted.
         judged = both & (filed.appended_at_ms > 0) | both & said(accepted.appended_at_ms > accepted.deliver_at_ms)
-        differs(Reason.ACCEPTED_AT, said(accepted.appended_at_ms), filed.appended_at_ms, judged)
+        differs(Cause.ACCEPTED_AT, said(accepted.appended_at_ms), filed.appended_at_ms, judged)
         own, theirs = same_subjects(filed.subjects, accepted.subjects)
         if len(own) > 1 or not np.array_equal(own, theirs):
             other = both & (own[filed.subject] != theirs[said(accepted.subject)])
-            self._note(Reason.ACCEPTED_SUBJECT, other, 0)
-        differs(Reason.ACCEPTED_BODY, said(accepted.body_bytes), filed.body_bytes, both)
-        differs(Reason.ACCEPTED_CONTENT, said(accepted.hashes()), filed.hashes(), both)
+            self._note(Cause.ACCEPTED_SUBJECT, other, 0)
+        differs(Cause.ACCEPTED_BODY, said(accepted.body_bytes), filed.body_bytes, both)
+        differs(Cause.ACCEPTED_CONTENT, said(accepted.hashes()), filed.hashes(), both)
         if filed.expiring or accepted.expiring:
-            differs(Reason.ACCEPTED_EXPIRY, said(accepted.expires_at_ms()), filed.expires_at_ms(), both)
+            differs(Cause.ACCEPTED_EXPIRY, said(accepted.expires_at_ms()), filed.expires_at_ms(), both)
         if filed.labelled or accepted.labelled:
-            differs(Reason.ACCEPTED_LABELS, said(accepted.label_hashes()), filed.label_hashes(), both)
+            differs(Cause.ACCEPTED_LABELS, said(accepted.label_hashes()), filed.label_hashes(), both)
 
     def _find_not_decided(self, accepted: FiledByLog) -> None:
         """A decision stands behind its message in the message log: where that log has the message, it has both."""
@@ -371,25 +371,25 @@ class _Comparison:
         join = Join(accepted.ended["sequence"], sequences)
         if accepted.first:
             missing = cancelled[~join.known & (sequences >= np.uint64(accepted.first))]
-            self._note(Reason.NOT_DECIDED, missing, self._part["claimed_at_ms"])
+            self._note(Cause.NOT_DECIDED, missing, self._part["claimed_at_ms"])
         decided = np.zeros(len(self._schedule), np.uint8)
         decided[cancelled[join.rows]] = accepted.ended["reason"][join.scheduled]
         own = self._part["reason"]
-        self._note(Reason.OTHER_REASON, (decided != 0) & (decided != own), own, decided)
+        self._note(Cause.OTHER_REASON, (decided != 0) & (decided != own), own, decided)
 
     def _find_lost(self) -> None:
         classes = self._classes
         waited_ms = self._terms.now_ms - classes.due_from_ms
-        self._note(Reason.NO_OUTCOME, classes.overdue, waited_ms)
+        self._note(Cause.NO_OUTCOME, classes.overdue, waited_ms)
         if classes.not_there.any():
-            self._note(Reason.NOT_AT_TARGET, classes.not_there, self._part["target_log_id"])
+            self._note(Cause.NOT_AT_TARGET, classes.not_there, self._part["target_log_id"])
 
     def _find_duplicates(self) -> None:
-        self._note(Reason.OUTCOMES, self._outcomes.times > 1, self._outcomes.times)
-        self._note(Reason.TWICE_AT_TARGET, self._stored.times > 1, self._stored.times)
+        self._note(Cause.OUTCOMES, self._outcomes.times > 1, self._outcomes.times)
+        self._note(Cause.TWICE_AT_TARGET, self._stored.times > 1, self._stored.times)
         sequence = self._schedule.sequence
         again = np.flatnonzero(sequence[1:] == sequence[:-1]) + 1
-        self._note(Reason.TWICE_SCHEDULED, again, 2)
+        self._note(Cause.TWICE_SCHEDULED, again, 2)
 
     def _find_early(self) -> None:
         """Rows that left early, by the dispatch log and by the batch itself: so a false claim instant hides nothing."""
@@ -404,7 +404,7 @@ class _Comparison:
         self._stored.lowest(stored["claimed_at_ms"], claimed)
         early = claimed < due
         if early.any():
-            self._note(Reason.CLAIMED_EARLY, early, claimed, due - claimed)
+            self._note(Cause.CLAIMED_EARLY, early, claimed, due - claimed)
 
     def _find_orphans(self) -> None:
         targets = self._realtime.targets
@@ -414,30 +414,30 @@ class _Comparison:
         target_ids = np.array([target.log_id for target in targets] or [0], np.uint64)
         subject = batches["subject"] + np.uint32(len(self._schedule.subjects))
         self._add(
-            *(Reason.TARGET_UNSCHEDULED, self._realtime.sequence[unknown]),
+            *(Cause.TARGET_UNSCHEDULED, self._realtime.sequence[unknown]),
             *(self._realtime.deliver_at_ms[unknown], subject, target_ids[batches["target"]], batches["offset"]),
         )
         unknown = np.flatnonzero(~self._outcomes.known)
         nameless = len(self._schedule.subjects) + len(self._realtime.subjects)
         sequences, due = self._dispatch.sequences[unknown], self._dispatch.deliver_at_ms[unknown]
-        self._add(Reason.OUTCOME_UNSCHEDULED, sequences, due, nameless, 0, 0)
+        self._add(Cause.OUTCOME_UNSCHEDULED, sequences, due, nameless, 0, 0)
         missing = self._classes.at_target & ~self._classes.has_outcome
         if missing.any():
             decided = missing & (self._batch["decided"] == 1)
-            self._note(Reason.OUTCOME_MISSING, decided, self._batch_target, self._batch["offset"])
+            self._note(Cause.OUTCOME_MISSING, decided, self._batch_target, self._batch["offset"])
 
     def _find_mismatches(self) -> None:
         self._find_disagreements()
         attempt = self._parts["attempt"]
         if (attempt[:-1] != 1).any():
             own = self._part["attempt"]
-            self._note(Reason.OTHER_ATTEMPT, self._classes.dispatched & (own != 1), own)
+            self._note(Cause.OTHER_ATTEMPT, self._classes.dispatched & (own != 1), own)
         if np.isin(self._parts["outcome"], WISHED).any():
-            self._note(Reason.NOBODY_DECIDES, self._without_proof(), self._outcome)
+            self._note(Cause.NOBODY_DECIDES, self._without_proof(), self._outcome)
         own, theirs = same_subjects(self._schedule.subjects, self._realtime.subjects)
         if (len(own) > 1 or not np.array_equal(own, theirs)) and self._classes.at_target.any():
             differs = self._classes.at_target & (own[self._schedule.subject] != theirs[self._batch["subject"]])
-            self._note(Reason.OTHER_SUBJECT, differs, 0)
+            self._note(Cause.OTHER_SUBJECT, differs, 0)
         due, hashes = self._schedule.deliver_at_ms, self._schedule.hashes()
         for join, dues, contents, must_state in (
             (self._outcomes, self._dispatch.deliver_at_ms, self._dispatch.content_hash, self._classes.dispatched),
@@ -445,14 +445,14 @@ class _Comparison:
         ):
             if len(dues):
                 has = join.times > 0
-                self._differ_from_first(Reason.OTHER_DUE, due, join.of_first(dues), has)
+                self._differ_from_first(Cause.OTHER_DUE, due, join.of_first(dues), has)
                 # A message that was not handed over may have been decided without anybody reading its content.
                 said = join.of_first(contents)
-                self._differ_from_first(Reason.OTHER_CONTENT, hashes, said, has & (must_state | (said != NOT_STATED)))
+                self._differ_from_first(Cause.OTHER_CONTENT, hashes, said, has & (must_state | (said != NOT_STATED)))
         if len(self._schedule.left_out):
             left_out = np.zeros(len(due), np.bool_)
             left_out[Join(self._schedule.sequence, self._schedule.left_out).scheduled] = True
-            self._note(Reason.LEFT_OUT, left_out & self._classes.without_word, 0)
+            self._note(Cause.LEFT_OUT, left_out & self._classes.without_word, 0)
 
     def _without_proof(self) -> Mask:
         """Rows whose outcome must have been wished, and of which nothing shows that it was."""
@@ -473,21 +473,21 @@ class _Comparison:
         # An operator decided that a message is in doubt when the target's log was believed lost, so its presence there
         # is no contradiction.
         cancelled = once & (self._outcome == Outcome.CANCELLED)
-        self._note(Reason.CANCELLED_AT_TARGET, cancelled, part["claimed_at_ms"], batch["offset"])
+        self._note(Cause.CANCELLED_AT_TARGET, cancelled, part["claimed_at_ms"], batch["offset"])
         other = once & ~self._classes.dispatched & ~cancelled & (self._outcome != Outcome.IN_DOUBT)
-        self._note(Reason.NOT_DISPATCHED, other, self._outcome, batch["offset"])
+        self._note(Cause.NOT_DISPATCHED, other, self._outcome, batch["offset"])
         both = once & self._classes.dispatched
         same_target = part["target_log_id"] == batch_target
-        self._note(Reason.OTHER_TARGET, both & ~same_target, part["target_log_id"], batch_target)
+        self._note(Cause.OTHER_TARGET, both & ~same_target, part["target_log_id"], batch_target)
         both &= same_target
         for reason, own, theirs in (
-            (Reason.OTHER_OFFSET, "target_offset", "offset"),
-            (Reason.OTHER_CLAIM, "claimed_at_ms", "claimed_at_ms"),
-            (Reason.OTHER_APPEND, "target_appended_at_ms", "appended_at_ms"),
+            (Cause.OTHER_OFFSET, "target_offset", "offset"),
+            (Cause.OTHER_CLAIM, "claimed_at_ms", "claimed_at_ms"),
+            (Cause.OTHER_APPEND, "target_appended_at_ms", "appended_at_ms"),
         ):
             self._differ_from_first(reason, part[own], batch[theirs], both)
         differs = both & ((part["epoch"] != batch["epoch"]) | (part["batch_id"] != batch["batch_id"]))
-        self._note(Reason.OTHER_BATCH, differs, part["batch_id"], batch["batch_id"])
+        self._note(Cause.OTHER_BATCH, differs, part["batch_id"], batch["batch_id"])
 
     def _appended_ms(self) -> Int64s:
         """When each row came to its target, by the target's own log if that still has it."""
@@ -501,13 +501,13 @@ class _Comparison:
         late_ms: Int64s = np.where(proved, last - self._classes.due_from_ms, 0)
         return late_ms
 
-    def _differ_from_first(self, reason: Reason, value: Numbers, other: Numbers, judged: Mask) -> None:
+    def _differ_from_first(self, reason: Cause, value: Numbers, other: Numbers, judged: Mask) -> None:
         """Note the rows of which two logs differ; ``judged`` marks those that both have."""
         differs = np.not_equal(value, other)
         if differs.any():
             self._note(reason, differs & judged, value, other)
 
-    def _note(self, reason: Reason, which: NDArray[np.generic], value: Numbers, other: Numbers = 0) -> None:
+    def _note(self, reason: Cause, which: NDArray[np.generic], value: Numbers, other: Numbers = 0) -> None:
         """Add a finding for each scheduled row that a mask or an index array picks."""
         rows = np.flatnonzero(which) if which.dtype == bool else which
         schedule = self._schedule
@@ -518,7 +518,7 @@ class _Comparison:
 
     def _add(
         self,
-        reason: Reason,
+        reason: Cause,
         sequence: UInt64s,
         deliver_at_ms: Int64s,
         subject: Numbers,

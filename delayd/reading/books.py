@@ -16,9 +16,9 @@ from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
 from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.files.directory import ScheduleSnapshot
-from delayd.reading.files.groups import TornTail, file_size, segment_bases, until_still
 from delayd.reading.files.origins import MessageTail, read_outcomes
-from delayd.reading.files.rows import Sorter
+from delayd.reading.files.row_arrays import Sorter
+from delayd.reading.files.stored_groups import TornTail, file_size, segment_bases, until_still
 from delayd.reading.findings import (
     AcceptanceState,
     Finding,

@@ -27,9 +27,9 @@ from delayd.log.pull import PullOp, decode_rows
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
 from delayd.machine.disk import Disk, open_named
 from delayd.reading.files.directory import Directory
-from delayd.reading.files.groups import LogMoved, TornTail, log_size, read_log, segment_bases
-from delayd.reading.files.rows import Batches
-from delayd.reading.files.targets import TargetIndex, TargetIndexer
+from delayd.reading.files.row_arrays import Batches
+from delayd.reading.files.stored_groups import LogMoved, TornTail, log_size, read_log, segment_bases
+from delayd.reading.files.target_index import TargetIndex, TargetIndexer
 
 ENTRY = np.dtype(
     [

@@ -29,7 +29,6 @@ from delayd.reading.files.directory import (
     take_what_is_there,
     was_removed,
 )
-from delayd.reading.files.groups import file_size, until_still
 from delayd.reading.files.origins import (
     NO_HOURS,
     HourRows,
@@ -41,7 +40,8 @@ from delayd.reading.files.origins import (
     read_outcomes,
     read_tail,
 )
-from delayd.reading.files.rows import Join, ScheduleRows
+from delayd.reading.files.row_arrays import Join, ScheduleRows
+from delayd.reading.files.stored_groups import file_size, until_still
 from delayd.reading.seals import sealed_facts
 from delayd.reading.tables import DISPATCHED, SCHEDULED, LogTables, Table, TableKind, Value, columns_of, table_of
 from delayd.reading.trace import Trace, trace

@@ -18,8 +18,8 @@ from delayd.hours import hour_name
 from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import Progress, plan_faults, seal_books
-from delayd.reading.files.groups import until_still
 from delayd.reading.files.origins import MessageTail
+from delayd.reading.files.stored_groups import until_still
 from delayd.reading.findings import Finding
 from delayd.reading.plan import AuditedOrigin, AuditPlan, plan_audit, plan_hours
 from delayd.reading.tables import SUMS, TABLES, Columns, HourTables, TableKind, Types, Value, columns_of, count_rows

@@ -36,16 +36,6 @@ from delayd.reading.files.directory import (
     take_what_is_there,
     was_removed,
 )
-from delayd.reading.files.groups import (
-    LogMoved,
-    Memory,
-    Salvaged,
-    group_ends,
-    open_base,
-    salvage,
-    segment_bases,
-    settle,
-)
 from delayd.reading.files.origins import (
     NO_DECISIONS,
     LoggedDecisions,
@@ -55,6 +45,16 @@ from delayd.reading.files.origins import (
     outcome_word,
     read_outcomes,
     read_tail,
+)
+from delayd.reading.files.stored_groups import (
+    LogMoved,
+    ReadMemory,
+    Salvaged,
+    group_ends,
+    open_base,
+    salvage,
+    segment_bases,
+    settle,
 )
 
 Mask = NDArray[np.bool_]
@@ -349,7 +349,7 @@ Run = Callable[[Iterator[list[FilePiece]], Search], Iterator[FoundRows]]
 
 def in_turn(disk: Disk) -> Run:
     """Search one list of pieces after the other in this process."""
-    memory = Memory()
+    memory = ReadMemory()
     return lambda tasks, search: (find_pieces(disk, task, search, memory) for task in tasks)
 
 
@@ -479,13 +479,13 @@ def filed_pieces(disk: Disk, snapshot: ScheduleSnapshot, search: Search) -> Iter
             yield from [piece] if part.end - part.begin <= PIECE_BYTES else _split_file(disk, piece)
 
 
-def find_pieces(disk: Disk, pieces: Iterable[FilePiece], search: Search, memory: Memory) -> FoundRows:
+def find_pieces(disk: Disk, pieces: Iterable[FilePiece], search: Search, memory: ReadMemory) -> FoundRows:
     """Search pieces of files, one after the other; this is what one process does at a time, in the same memory."""
     return _PieceFinder(disk, search, memory).find(pieces)
 
 
 class _PieceFinder:
-    def __init__(self, disk: Disk, search: Search, memory: Memory) -> None:
+    def __init__(self, disk: Disk, search: Search, memory: ReadMemory) -> None:
         self._disk = disk
         self._search = search
         self._memory = memory

@@ -73,7 +73,7 @@ class FindingKind(IntEnum):
     CONSERVATION = 7  # Totals that do not add up: of an hour, or of a delay server as a whole.
 
 
-class Reason(IntEnum):
+class Cause(IntEnum):
     """The way a finding shows; its ``value`` and ``other`` fill the sentence."""
 
     NO_OUTCOME = 1
@@ -116,61 +116,60 @@ class Reason(IntEnum):
 
 
 # What each finding says, by its kind; docs/audit.md lists them.
-SENTENCES: Mapping[FindingKind, Mapping[Reason, str]] = {
+SENTENCES: Mapping[FindingKind, Mapping[Cause, str]] = {
     FindingKind.LOST: {
-        Reason.NO_OUTCOME: "due {value} ms before the books were read, without an outcome, in no target's log, and its "
+        Cause.NO_OUTCOME: "due {value} ms before the books were read, without an outcome, in no target's log, and its "
         "delay server holds it no more",
-        Reason.NOT_AT_TARGET: "the dispatch log says DISPATCHED, the log of target {value:016x} does not hold it",
-        Reason.NOT_FILED: "the message log holds it, and the schedule log of its hour does not",
+        Cause.NOT_AT_TARGET: "the dispatch log says DISPATCHED, the log of target {value:016x} does not hold it",
+        Cause.NOT_FILED: "the message log holds it, and the schedule log of its hour does not",
     },
     FindingKind.DUPLICATE: {
-        Reason.OUTCOMES: "the dispatch log has {value} outcomes",
-        Reason.TWICE_AT_TARGET: "the realtime logs hold it {value} times",
-        Reason.TWICE_SCHEDULED: "the schedule side holds it {value} times",
+        Cause.OUTCOMES: "the dispatch log has {value} outcomes",
+        Cause.TWICE_AT_TARGET: "the realtime logs hold it {value} times",
+        Cause.TWICE_SCHEDULED: "the schedule side holds it {value} times",
     },
     FindingKind.EARLY: {
-        Reason.CLAIMED_EARLY: "claimed at {value}, {other} ms before it was due",
+        Cause.CLAIMED_EARLY: "claimed at {value}, {other} ms before it was due",
     },
     FindingKind.ORPHAN: {
-        Reason.OUTCOME_UNSCHEDULED: "the dispatch log has an outcome, nothing was scheduled",
-        Reason.TARGET_UNSCHEDULED: "the log of target {value:016x} holds it at offset {other}, nothing was scheduled",
-        Reason.OUTCOME_MISSING: "the log of target {value:016x} holds it at offset {other}, decided, "
-        "without an outcome",
-        Reason.NEVER_GIVEN: "the schedule log holds it, and no message was given this sequence",
+        Cause.OUTCOME_UNSCHEDULED: "the dispatch log has an outcome, nothing was scheduled",
+        Cause.TARGET_UNSCHEDULED: "the log of target {value:016x} holds it at offset {other}, nothing was scheduled",
+        Cause.OUTCOME_MISSING: "the log of target {value:016x} holds it at offset {other}, decided, without an outcome",
+        Cause.NEVER_GIVEN: "the schedule log holds it, and no message was given this sequence",
     },
     FindingKind.MISMATCH: {
-        Reason.OTHER_TARGET: "the dispatch log says target {value:016x}, the log of target {other:016x} holds it",
-        Reason.OTHER_OFFSET: "the dispatch log says offset {value}, the target's log holds it at {other}",
-        Reason.OTHER_CLAIM: "the dispatch log says claimed at {value}, the target's log {other}",
-        Reason.OTHER_APPEND: "the dispatch log says appended at {value}, the target's log {other}",
-        Reason.OTHER_DUE: "scheduled for {value}, another log says {other}",
-        Reason.NOT_DISPATCHED: "the dispatch log has outcome {value}, the target's log holds it at offset {other}",
-        Reason.OTHER_CONTENT: "filed with the content hash {value:016x}, another log says {other:016x}",
-        Reason.ACCEPTED_DUE: "accepted for {value}, filed for {other}",
-        Reason.ACCEPTED_SUBJECT: "accepted for another subject than it is filed for",
-        Reason.ACCEPTED_BODY: "accepted with a body of {value} bytes, filed with one of {other}",
-        Reason.ACCEPTED_CONTENT: "accepted with the content hash {value:016x}, filed with {other:016x}",
-        Reason.ACCEPTED_AT: "accepted at {value}, filed as accepted at {other}; 0: not past due",
-        Reason.ACCEPTED_EXPIRY: "accepted to expire at {value}, filed to expire at {other}; 0: never",
-        Reason.ACCEPTED_LABELS: "accepted with other labels (key, tags, ordering key, origin, flags), hash "
+        Cause.OTHER_TARGET: "the dispatch log says target {value:016x}, the log of target {other:016x} holds it",
+        Cause.OTHER_OFFSET: "the dispatch log says offset {value}, the target's log holds it at {other}",
+        Cause.OTHER_CLAIM: "the dispatch log says claimed at {value}, the target's log {other}",
+        Cause.OTHER_APPEND: "the dispatch log says appended at {value}, the target's log {other}",
+        Cause.OTHER_DUE: "scheduled for {value}, another log says {other}",
+        Cause.NOT_DISPATCHED: "the dispatch log has outcome {value}, the target's log holds it at offset {other}",
+        Cause.OTHER_CONTENT: "filed with the content hash {value:016x}, another log says {other:016x}",
+        Cause.ACCEPTED_DUE: "accepted for {value}, filed for {other}",
+        Cause.ACCEPTED_SUBJECT: "accepted for another subject than it is filed for",
+        Cause.ACCEPTED_BODY: "accepted with a body of {value} bytes, filed with one of {other}",
+        Cause.ACCEPTED_CONTENT: "accepted with the content hash {value:016x}, filed with {other:016x}",
+        Cause.ACCEPTED_AT: "accepted at {value}, filed as accepted at {other}; 0: not past due",
+        Cause.ACCEPTED_EXPIRY: "accepted to expire at {value}, filed to expire at {other}; 0: never",
+        Cause.ACCEPTED_LABELS: "accepted with other labels (key, tags, ordering key, origin, flags), hash "
         "{value:016x}, than it is filed with, hash {other:016x}; 0: none",
-        Reason.OTHER_HOUR: "it is due in another hour than the one whose schedule log holds it",
-        Reason.FILED_ELSEWHERE: "the schedule log holds it, and the message log has it in another hour",
-        Reason.OTHER_SUBJECT: "the target's log holds it under another subject",
-        Reason.OTHER_BATCH: "the dispatch log says batch {value}, or another epoch, the target's log batch {other}",
-        Reason.OTHER_ATTEMPT: "the dispatch log says attempt {value}, and a message is handed over once",
-        Reason.NOBODY_DECIDES: "the dispatch log has outcome {value}, and nothing that was asked for leads to that",
-        Reason.CANCELLED_AT_TARGET: "it was cancelled at {value}, and the target's log holds it at offset {other}",
-        Reason.NOT_DECIDED: "the dispatch log says cancelled at {value}; the message log holds it, and no "
+        Cause.OTHER_HOUR: "it is due in another hour than the one whose schedule log holds it",
+        Cause.FILED_ELSEWHERE: "the schedule log holds it, and the message log has it in another hour",
+        Cause.OTHER_SUBJECT: "the target's log holds it under another subject",
+        Cause.OTHER_BATCH: "the dispatch log says batch {value}, or another epoch, the target's log batch {other}",
+        Cause.OTHER_ATTEMPT: "the dispatch log says attempt {value}, and a message is handed over once",
+        Cause.NOBODY_DECIDES: "the dispatch log has outcome {value}, and nothing that was asked for leads to that",
+        Cause.CANCELLED_AT_TARGET: "it was cancelled at {value}, and the target's log holds it at offset {other}",
+        Cause.NOT_DECIDED: "the dispatch log says cancelled at {value}; the message log holds it, and no "
         "decision of that",
-        Reason.OTHER_REASON: "the dispatch log says cancelled for reason {value}, the message log for reason {other}",
-        Reason.LEFT_OUT: "its body is left out of the schedule log, and it was not handed over",
+        Cause.OTHER_REASON: "the dispatch log says cancelled for reason {value}, the message log for reason {other}",
+        Cause.LEFT_OUT: "its body is left out of the schedule log, and it was not handed over",
     },
     FindingKind.LATE: {
-        Reason.LATE: "{value} ms late",
+        Cause.LATE: "{value} ms late",
     },
     FindingKind.CONSERVATION: {
-        Reason.COUNTED: "the checkpoint counts {value} messages in the hour, its schedule log holds {other}",
+        Cause.COUNTED: "the checkpoint counts {value} messages in the hour, its schedule log holds {other}",
     },
 }
 KINDS = {reason: kind for kind, sentences in SENTENCES.items() for reason in sentences}
@@ -218,7 +217,7 @@ class Findings:
         names = sorted(set(own))
         number_of = {name: number for number, name in enumerate(names)}
         rows = found.copy()
-        rows["value"][rows["reason"] == Reason.NO_OUTCOME] = 0  # For how long it waited: more in each audit.
+        rows["value"][rows["reason"] == Cause.NO_OUTCOME] = 0  # For how long it waited: more in each audit.
         rows["subject"] = np.array([number_of[name] for name in own], np.uint32)[subject]
         rows = rows[np.lexsort([rows[name] for name in reversed(ORDER)])]
         digest = hashlib.sha256(HEAD.pack(self.log_id, self.hour, len(rows)))
@@ -236,7 +235,7 @@ class Findings:
 
     def _finding(self, row: np.void) -> Finding:
         kind = FindingKind(row["kind"])
-        detail = SENTENCES[kind][Reason(row["reason"])].format(value=int(row["value"]), other=int(row["other"]))
+        detail = SENTENCES[kind][Cause(row["reason"])].format(value=int(row["value"]), other=int(row["other"]))
         numbers = int(row["sequence"]), int(row["deliver_at_ms"]), self.subjects[row["subject"]]
         return Finding(self.hour, kind, *numbers, detail, self.log_id)
 

@@ -41,10 +41,10 @@ from delayd.reading.files.directory import (
     take_snapshot,
     was_removed,
 )
-from delayd.reading.files.groups import TornTail
 from delayd.reading.files.origins import MessageTail, dispatch_sizes, part_hour, read_hour, read_outcomes, read_tail
-from delayd.reading.files.rows import Batches, ScheduleRows, Sorter, TargetRows
-from delayd.reading.files.targets import Scan, TargetIndex, TargetIndexer, read_target_rows
+from delayd.reading.files.row_arrays import Batches, ScheduleRows, Sorter, TargetRows
+from delayd.reading.files.stored_groups import TornTail
+from delayd.reading.files.target_index import Scan, TargetIndex, TargetIndexer, read_target_rows
 from delayd.reading.findings import StoredAcceptance, read_acceptances
 from delayd.reading.seals import TargetTallies, read_held, sealed_facts
 

@@ -42,10 +42,10 @@ from delayd.log.tally import NO_TALLIES, Tallier, Tallies, covered, decode_talli
 from delayd.machine.disk import Disk, RealDisk
 from delayd.outcome import Outcome
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
-from delayd.reading.files.groups import LogMoved, TornTail, log_size, read_log, segment_bases, until_still
 from delayd.reading.files.origins import NO_HOURS, read_hour, read_outcomes
-from delayd.reading.files.rows import ScheduleRows, Sorter, TargetRows
-from delayd.reading.files.targets import TargetIndex, read_target_rows
+from delayd.reading.files.row_arrays import ScheduleRows, Sorter, TargetRows
+from delayd.reading.files.stored_groups import LogMoved, TornTail, log_size, read_log, segment_bases, until_still
+from delayd.reading.files.target_index import TargetIndex, read_target_rows
 
 PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
 FIGURES = ("rows", "body_bytes", *(outcome.word for outcome in SEALED_OUTCOMES), "due_min_ms", "due_max_ms")

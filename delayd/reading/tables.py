@@ -22,7 +22,7 @@ from delayd.log.hour import OutcomeRows
 from delayd.outcome import Outcome, Proof, Reason, reason_name
 from delayd.reading.audit import STATES, Classes, FiledByLog
 from delayd.reading.consumption import GroupBooks
-from delayd.reading.files.rows import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
+from delayd.reading.files.row_arrays import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
 from delayd.reading.plan import AuditPlan, HourBooks
 
 if TYPE_CHECKING:

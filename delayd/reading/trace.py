@@ -31,15 +31,6 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.machine.disk import Disk
 from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
-from delayd.reading.files.groups import (
-    log_size,
-    read_groups,
-    read_known,
-    read_log,
-    segment_bases,
-    until_still,
-    whole_batch,
-)
 from delayd.reading.files.origins import (
     NO_HOURS,
     as_outcomes,
@@ -50,7 +41,16 @@ from delayd.reading.files.origins import (
     read_hour,
     read_tail,
 )
-from delayd.reading.files.rows import NO_INT64S, RowCollector, ScheduleRows
+from delayd.reading.files.row_arrays import NO_INT64S, RowCollector, ScheduleRows
+from delayd.reading.files.stored_groups import (
+    log_size,
+    read_groups,
+    read_known,
+    read_log,
+    segment_bases,
+    until_still,
+    whole_batch,
+)
 from delayd.reading.find import FileFinder, FoundRow, Search, WantedMessages
 
 FOLLOWED = (Reason.MOVED, Reason.REPLACED, Reason.DRAINED)

@@ -52,8 +52,8 @@ from delayd.reading.files.directory import (
     server_runs,
     take_snapshot,
 )
-from delayd.reading.files.groups import LogMoved, TornTail, file_size, read_groups
 from delayd.reading.files.origins import BESIDE_SUFFIX, beside_path
+from delayd.reading.files.stored_groups import LogMoved, TornTail, file_size, read_groups
 from delayd.reading.findings import read_acceptances
 from delayd.reading.seals import read_held, segment_differs
 

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from delayd.client.engine import LoopThread
 from delayd.client.instants import HomeClock, ServerClock, instant_ms, monotonic_s, utc, wall_ms
 from delayd.client.limits import need_timedelta
+from delayd.client.pulling.consume_options import ConsumerSettings
 from delayd.client.pulling.consumer_core import ConsumerCore
 from delayd.client.pulling.message import Pulled
-from delayd.client.pulling.options import ConsumerSettings
 from delayd.client.pulling.stock import Batch
 from delayd.errors import AlreadyClosed, BadArgument, WrongLoop
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN

@@ -291,7 +291,7 @@ class Place(NamedTuple):
     sequence: int = 0
 
 
-class Window(NamedTuple):
+class AskedWindow(NamedTuple):
     """What is looked for, and from where on.
 
     ``until_sequence`` bounds the walk to rows that were there when it began; 0: it begins with this piece.
@@ -363,7 +363,7 @@ class Piece(NamedTuple):
         return Asked(rows["sequence"].copy(), rows["deliver_at_ms"].copy(), rows["accepted_at_ms"].copy())
 
 
-def read_window(head: Head) -> Window:
+def read_window(head: Head) -> AskedWindow:
     """Read the head of FIND; BadRequest, BadSubject, BadTags or BadArgument when it is none."""
     subject = need_str(head, "subject").encode()
     check_subject(subject)
@@ -376,7 +376,7 @@ def read_window(head: Head) -> Window:
     if tag:
         encode_tags([tag])
     content = Content(need_int(head, "content", 0, max(Content)))
-    return Window(subject, from_ms, to_ms, place, until, limit, tag, content, need_u64(head, "origin"))
+    return AskedWindow(subject, from_ms, to_ms, place, until, limit, tag, content, need_u64(head, "origin"))
 
 
 def read_piece(head: Head, body: Buffer) -> Piece:

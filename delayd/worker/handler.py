@@ -23,8 +23,7 @@ import msgpack
 
 from delayd.client.limits import need_bool, need_timedelta, need_whole
 from delayd.client.pulling.acks import Backoff
-from delayd.client.pulling.message import MessageView
-from delayd.client.pulling.options import (
+from delayd.client.pulling.consume_options import (
     BACKOFF,
     LEASE,
     ConsumedSubjects,
@@ -34,6 +33,7 @@ from delayd.client.pulling.options import (
     start_of,
     wanted_tags,
 )
+from delayd.client.pulling.message import MessageView
 from delayd.errors import BadArgument, BadBody, BadSetting
 
 CONCURRENCY = 8

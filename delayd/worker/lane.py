@@ -20,8 +20,8 @@ from concurrent.futures import CancelledError as WaitCancelled
 from typing import Any
 
 from delayd.client.pulling.acks import Word, WordKind
+from delayd.client.pulling.consume_options import exclusive_of
 from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, Message
-from delayd.client.pulling.options import exclusive_of
 from delayd.client.routing import RetryWaits
 from delayd.errors import AlreadyClosed, CallerError, DelaydError
 from delayd.machine.operating import LogLimit

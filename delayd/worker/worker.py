@@ -27,8 +27,8 @@ import uvloop
 from delayd.client.engine import need_real_threads
 from delayd.client.limits import check_group, need_callable, need_meta, need_timedelta
 from delayd.client.pulling.acks import Backoff
+from delayd.client.pulling.consume_options import BACKOFF, LEASE, Start
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.pulling.options import BACKOFF, LEASE, Start
 from delayd.errors import BadArgument, BadSetting, WrongLoop
 from delayd.machine.operating import tell_left_out
 from delayd.worker.handler import ATTEMPTS, BY_LEASE, CONCURRENCY, Decode, Handler, HandlerSettings, TimeLimit, name_of

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 from delayd.delay.books import retention
 from delayd.delay.books.retention import Retention, SealVerdict
-from delayd.delay.books.seals import SealLog, compare
+from delayd.delay.books.sealing import SealLog, compare
 from delayd.delay.filing.hour_table import HourFile, OutcomeEnd, hour_key, hour_put
 from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.log.group import GroupKind, NewGroup

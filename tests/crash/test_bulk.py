@@ -13,7 +13,7 @@ import pytest
 from delayd.hours import INSTANT_MS_MAX
 from delayd.outcome import MessageState
 from delayd.testing.disk import Crash
-from delayd.wire.asked import Asked, Piece, Place, Window
+from delayd.wire.asked import Asked, AskedWindow, Piece, Place
 from tests.crash.harness import Way, look_of, ways
 from tests.worlds.delay import Remains, World, new_world, wanted
 from tests.worlds.pieces import hear
@@ -49,7 +49,7 @@ def walk(world: World, subject: bytes, until: int, bound: Callable[[int], None],
     place: Place | None = Place()
     while place is not None:
         told: list[Piece] = []
-        world.core.asked.endings.find(Window(subject, 0, INSTANT_MS_MAX, place, until, rows_max=4), hear(told))
+        world.core.asked.endings.find(AskedWindow(subject, 0, INSTANT_MS_MAX, place, until, rows_max=4), hear(told))
         world.settle()
         (piece,) = told
         place, until = piece.place, piece.until_sequence

@@ -13,7 +13,7 @@ from delayd.log.segment import FileKind
 from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files.directory import Role, find_directories
-from delayd.reading.files.groups import TornTail, log_size, read_log, segment_bases
+from delayd.reading.files.stored_groups import TornTail, log_size, read_log, segment_bases
 from delayd.reading.verify import verify_directory
 
 from .torture_key_books import check_keys, read_key_books

@@ -17,9 +17,9 @@ import numpy as np
 
 from delayd import CancelAnswer, RescheduleAnswer, SendVerdict
 from delayd.client.producer import AsyncProducer
-from delayd.client.sending.options import OnConflict
 from delayd.client.sending.receipts import Accepted as AcceptedBatch
 from delayd.client.sending.receipts import BatchFailed, Receipt, Verdicts
+from delayd.client.sending.send_options import OnConflict
 from delayd.errors import DelaydError, InFlight, KeyPending, OutcomeUnknown, SendHandle
 from delayd.wire.asked import AnswerRows
 

@@ -16,7 +16,7 @@ from string import Formatter
 from typing import NamedTuple, ParamSpec
 
 from cli.main import NOT_BALANCED, OK
-from cli.options import DATA_VARIABLE
+from cli.shared_options import DATA_VARIABLE
 from delayd.address import META_VARIABLE
 from delayd.machine.operating import WaitKind
 from tests.end_to_end.processes import ServerProcess

@@ -19,7 +19,7 @@ from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType
 from delayd.wire.status import read_list
-from realtime.quarantine import RETRY_MS
+from realtime.unreadable import RETRY_MS
 from tests.faults.disk import How, ReadFaultDisk
 from tests.worlds.dispatch_batches import ORIGIN, dispatch_batch
 from tests.worlds.realtime import Pulled, SimPeer, World

@@ -39,9 +39,9 @@ from delayd.wire.asked import (
     AnswerRows,
     Asked,
     AskedKeys,
+    AskedWindow,
     CancelAnswer,
     RescheduleAnswer,
-    Window,
     decode_answers,
     encode_asked,
     encode_asked_keys,
@@ -669,7 +669,7 @@ class Run:
         if any(each.busy for each in self._messages):
             raise Untrue("a request was never answered")
         found: set[int] = set()
-        window: Window | None = Window(SUBJECT, 0, INSTANT_MS_MAX, rows_max=self.random.choice((200, 65_536)))
+        window: AskedWindow | None = AskedWindow(SUBJECT, 0, INSTANT_MS_MAX, rows_max=self.random.choice((200, 65_536)))
         while window is not None:
             told: list[Answered] = []
             self._ask(RequestType.FIND, window.to_head(self._log_id), b"", partial(_note, told))

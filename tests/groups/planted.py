@@ -9,15 +9,15 @@ from unittest.mock import patch
 from delayd.batch.batch import Batch
 from delayd.log import pull
 from delayd.log.pull import PullEntry, PullOp
-from realtime import acks, pulls, recovery
-from realtime.acks import Handles
+from realtime import pulls, recovery, words
+from realtime.group_window import GIVEN_BACK, GroupWindow, Stage
 from realtime.groups import Group, GroupCopy
 from realtime.kept import Kept, Life
 from realtime.order import Order
 from realtime.pulls import Pulls
 from realtime.recovery import PullReplay
 from realtime.retries import Retries
-from realtime.window import GIVEN_BACK, GroupWindow, Stage
+from realtime.words import Handles
 from tests.groups.run import walks
 from tests.groups.walk import Kind
 from tests.worlds import port_bugs
@@ -124,7 +124,7 @@ PLANTED: Bugs = {
     "Q4: a checkpoint forgets attempts": [Patch(GroupWindow, "copy", _first_attempts)],
     "Q4: what no handler was given is an attempt": [Patch(GroupWindow, "apply", _count_the_uncounted)],
     "Q5: a checkpoint forgets what was given back": [Patch(GroupWindow, "copy", _forget_what_was_given_back)],
-    "Q5: a pull that was lost counts as acknowledged": [Patch(acks, "_kept_of", _live_for_ever)],
+    "Q5: a pull that was lost counts as acknowledged": [Patch(words, "_kept_of", _live_for_ever)],
     "Q5: a life knows nothing of the ones before the checkpoint": [Patch(Kept, "lives", _knows_no_life)],
     "Q1: leases are a minute after a restart": [Patch(GroupWindow, "lease_all", _lease_a_minute)],
     "Q3: a checkpoint forgets what pauses": [Patch(GroupWindow, "copy", _forget_what_pauses)],

@@ -43,8 +43,8 @@ from realtime.consumers import LIST_MAX, groups_head
 from realtime.delay_servers import FRAME_BATCHES_MAX, WINDOW_BATCHES, window_frames
 from realtime.groups import Group
 from realtime.handoff import InDoubt
-from realtime.index import Subject
 from realtime.pulls import HANDLES_MAX
+from realtime.subject_index import Subject
 from tests.worlds.realtime import SimPeer, World
 
 NAME = "n" * 255

@@ -16,7 +16,6 @@ from delayd.batch.labels import encode_tags
 from delayd.batch.validate import check_batch
 from delayd.client.instants import ServerClock
 from delayd.client.pulling.acks import merge
-from delayd.client.sending.options import NO_LABEL, Columns, Label, Labels, SendItems, Single
 from delayd.client.sending.outbox import (
     BYTES_TARGET,
     ROWS_TARGET,
@@ -28,6 +27,7 @@ from delayd.client.sending.outbox import (
     split_rows,
 )
 from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt
+from delayd.client.sending.send_options import NO_LABEL, Columns, Label, Labels, SendItems, Single
 from delayd.errors import DelaydError, HourFull, LogId
 
 LOG_ID = LogId(5)

@@ -18,7 +18,7 @@ from delayd.delay.books import outcomes as delay_outcomes
 from delayd.delay.books import retention as delay_retention
 from delayd.delay.books.outcomes import OutcomeLog, read_outcomes
 from delayd.delay.books.retention import Retention, SegmentRetention
-from delayd.delay.books.seals import compare
+from delayd.delay.books.sealing import compare
 from delayd.delay.core import DelayCore
 from delayd.delay.damage import mending
 from delayd.delay.damage.mending import Mending

@@ -11,21 +11,21 @@ from delayd.delay.handoff.link import Link
 from delayd.log.log import Log
 from delayd.wire import heads as wire_heads
 from delayd.wire.frame import HeadValue
-from realtime import checkpoint, quarantine
-from realtime.acks import GivenOut
+from realtime import checkpoint, unreadable
 from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, PullCommit
 from realtime.core import Core
 from realtime.delay_servers import DelayServers
 from realtime.group_records import GroupRecords
+from realtime.group_window import Became, GroupWindow
 from realtime.groups import Group, GroupCopy
 from realtime.handoff import Hello, Origin, Origins, Peer
-from realtime.index import Index, Subject
 from realtime.kept import Marks
 from realtime.polls import WaitingPulls
 from realtime.pulls import Pulls
 from realtime.rebuild import Rebuilder
-from realtime.retention import keep_from
-from realtime.window import Became, GroupWindow
+from realtime.removal import keep_from
+from realtime.subject_index import Index, Subject
+from realtime.words import GivenOut
 from tests.worlds import port_bugs
 from tests.worlds.patches import Bugs, Patch, changed
 from tests.worlds.realtime_bugs import ACKNOWLEDGE_FOR_ANYBODY, ENTRIES_ON_BOTH_SIDES_OF_NEXT
@@ -170,7 +170,7 @@ _HEARD_ALL_THE_SAME = [
 
 IN_REALTIME: Bugs = {
     "L9: a consume log that is damaged is not rebuilt": [Patch(Rebuilder, "_start", _rebuild_nothing)],
-    "L10: what could not be read is never tried again": [Patch(quarantine, "RETRY_MS", NEVER_MS)],
+    "L10: what could not be read is never tried again": [Patch(unreadable, "RETRY_MS", NEVER_MS)],
     "H3: T answers a frame and its log is not synced": port_bugs.unsynced("/realtime/message/"),
     "H3: T answers a window before its fsync": [Patch(GroupCommit, "put", _answer_the_window_at_once)],
     "H3: T takes frames of any session": [Patch(Origins, "session_of", _take_any_session)],

@@ -19,11 +19,11 @@ from delayd.log.pull import PullEntry, PullOp
 from delayd.machine.disk import RealDisk
 from delayd.outcome import Outcome
 from delayd.reading.books import AuditReport, audit_directory
-from delayd.reading.files.targets import Chunk, LogPiece, split_piece
+from delayd.reading.files.target_index import Chunk, LogPiece, split_piece
 from delayd.reading.plan import plan_audit
 from delayd.reading.seals import SealState
 from spark.audit import DelaydDataSource, audit_part, scan_in
-from spark.program import audit
+from spark.job import audit
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books, Row
 from tests.trust import put_secrets
 from tests.unit.cli.runner import Ran, run

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from delayd.errors import BadArgument, DamagedData, DelaydError
 from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, report_plan
-from delayd.reading.files.groups import LogMoved
-from delayd.reading.files.targets import Chunk, LogPiece, scan_piece, split_piece
+from delayd.reading.files.stored_groups import LogMoved
+from delayd.reading.files.target_index import Chunk, LogPiece, scan_piece, split_piece
 from delayd.reading.plan import AuditPlan, plan_audit
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Folder

@@ -40,8 +40,8 @@ from delayd.reading.findings import SENTENCES
 from delayd.wire import frame, scheduling
 from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, META, REALTIME, RequestType
-from realtime import consumers, delay_servers, group_records, groups, polls, pulls, subscriptions, window
-from realtime import parts as realtime_parts
+from realtime import answers as realtime_parts
+from realtime import consumers, delay_servers, group_records, group_window, groups, polls, pulls, subscriptions
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -177,8 +177,8 @@ def _records() -> Iterator[str]:
 
 def _moves() -> Iterator[str]:
     yield from ("| a message is | word | then it is | because |", "|---|---|---|---|")
-    said = _said(window, r"\(Stage\.(\w+), GroupWord\.(\w+)\): Stage\.\w+,")
-    for (stage, word), then in window.MOVES.items():
+    said = _said(group_window, r"\(Stage\.(\w+), GroupWord\.(\w+)\): Stage\.\w+,")
+    for (stage, word), then in group_window.MOVES.items():
         names = (each.name.lower().replace("_", " ") for each in (stage, word, then))
         yield f"| {' | '.join(names)} | {said[f'{stage.name} {word.name}']} |"
 

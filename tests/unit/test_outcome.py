@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.message import get
+from cli.message_commands import get
 from delayd.log.hour import SEALED_OUTCOMES, SealFacts
 from delayd.outcome import MessageState, Outcome, Proof, Reason
 from delayd.reading.audit import STATES

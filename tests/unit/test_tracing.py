@@ -10,7 +10,7 @@ import pytest
 
 from delayd.batch.labels import decode_headers, traceparent, traceparent_of
 from delayd.client.limits import pack_headers
-from delayd.client.sending.options import Sends, Single, columns_of
+from delayd.client.sending.send_options import Sends, Single, columns_of
 from delayd.hours import INSTANT_MS_MIN
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

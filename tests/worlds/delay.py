@@ -23,7 +23,7 @@ from delayd.outcome import MessageState, Reason
 from delayd.reading.seals import verify_seals
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
-from delayd.wire.asked import AnswerRows, Asked, CancelAnswer, Piece, Place, RescheduleAnswer, Window
+from delayd.wire.asked import AnswerRows, Asked, AskedWindow, CancelAnswer, Piece, Place, RescheduleAnswer
 from delayd.wire.meta import SLOTS, SlotOwners
 from tests.worlds import files
 from tests.worlds.delay_adapter import (
@@ -253,7 +253,7 @@ class World:
 
     def list_pending(self, heard: Callable[[list[int]], None]) -> None:
         """Call back with the sequences of the first pending messages, unless they can't be listed now."""
-        window = Window(b"", 0, INSTANT_MS_MAX, Place(0, 0), 0, 1_000)
+        window = AskedWindow(b"", 0, INSTANT_MS_MAX, Place(0, 0), 0, 1_000)
 
         def told(what: Piece | DelaydError) -> None:
             if not isinstance(what, DelaydError):

@@ -14,10 +14,10 @@ from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Frame
-from realtime.acks import SECRET_BITS
 from realtime.core import Core, Executors, Surroundings
 from realtime.handoff import Peer
 from realtime.recovery import recover
+from realtime.words import SECRET_BITS
 
 __all__ = ["GroupSeen", "Machine", "Peer", "RealtimeAdapter", "life_of"]
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from realtime import acks, parts, pulls
-from realtime.window import GroupWindow
+from realtime import answers, pulls, words
+from realtime.group_window import GroupWindow
 from tests.worlds.patches import Patch, changed
 
 ACKNOWLEDGE_FOR_ANYBODY = Patch(
     pulls,
     "found",
     changed(
-        acks.found,
+        words.found,
         "in _merged(handles):",
         "in [(run.incarnation, run.first, run.end) for _, first, last in _merged(handles)"
         " for run in group.window.handles.within(first, last) if run.state == Became.HELD]:",
     ),
 )
 ENTRIES_ON_BOTH_SIDES_OF_NEXT = [
-    Patch(pulls, "pulled", changed(parts.pulled, "and part.consume_first != group.next", "")),
+    Patch(pulls, "pulled", changed(answers.pulled, "and part.consume_first != group.next", "")),
     Patch(
         GroupWindow,
         "_pulled",

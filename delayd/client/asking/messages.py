@@ -46,9 +46,9 @@ from delayd.client.routing import (
     spread_ms,
     unreadable,
 )
-from delayd.client.sending.options import Columns, Key, Single, check_key, check_keys
+from delayd.client.sending.batch_sender import read_outcome
 from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt, ReceiptColumns, SendVerdict
-from delayd.client.sending.sender import read_outcome
+from delayd.client.sending.send_options import Columns, Key, Single, check_key, check_keys
 from delayd.errors import (
     BadArgument,
     BadRequest,
@@ -70,10 +70,10 @@ from delayd.wire.asked import (
     AnswerRows,
     Asked,
     AskedKeys,
+    AskedWindow,
     CancelAnswer,
     Piece,
     RescheduleAnswer,
-    Window,
     decode_answers,
     encode_asked,
     encode_asked_keys,
@@ -150,7 +150,7 @@ About = Question[AskedMessages, AnswerRows]
 GET = About(RequestType.GET, _put_wish, partial(_read_wish, None))
 CANCEL = About(RequestType.CANCEL, _put_wish, partial(_read_wish, CancelAnswer))
 RESCHEDULE = About(RequestType.RESCHEDULE, _put_wish, partial(_read_wish, RescheduleAnswer))
-FIND = Question[Window, Piece](
+FIND = Question[AskedWindow, Piece](
     RequestType.FIND,
     lambda window, link: (window.to_head(need_log(link)), []),
     lambda _, answer: read_piece(answer.head, answer.body),
@@ -193,7 +193,7 @@ def need_log(link: ServerLink) -> int:
     return link.log_id
 
 
-def window_behind(window: Window, piece: Piece) -> Window | None:
+def window_behind(window: AskedWindow, piece: Piece) -> AskedWindow | None:
     """What to look for next; None when the walk is at its end at this server."""
     if piece.place is None:
         return None
@@ -511,14 +511,14 @@ class Asker:
             raise BadArgument(f"a handle is that of an OutcomeUnknown, not {type(handle).__name__}")
         return await self.once(OUTCOME, handle.log_id, handle, self._deadline())
 
-    async def find(self, log_id: int, window: Window) -> Piece:
+    async def find(self, log_id: int, window: AskedWindow) -> Piece:
         """The next pending messages of a walk at one server."""
         deadline = self._deadline()
         return await self._until(deadline, lambda: self.once(FIND, log_id, window, deadline))
 
-    async def pieces(self, log_id: int, window: Window) -> AsyncIterator[Piece]:
+    async def pieces(self, log_id: int, window: AskedWindow) -> AsyncIterator[Piece]:
         """All pending messages of a window at one server, piece by piece."""
-        left: Window | None = window
+        left: AskedWindow | None = window
         while left is not None:
             piece = await self.find(log_id, left)
             left = window_behind(left, piece)

@@ -52,7 +52,7 @@ from delayd.client.sending.receipts import Receipt, ReceiptColumns
 from delayd.errors import BadArgument, DelaydError, LogId
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX, INSTANT_MS_MIN
 from delayd.outcome import MessageState
-from delayd.wire.asked import ROWS_MAX, CancelAnswer, Content, Piece, Place, RescheduleAnswer, Window
+from delayd.wire.asked import ROWS_MAX, AskedWindow, CancelAnswer, Content, Piece, Place, RescheduleAnswer
 
 WHOLE_ROWS_MIN = 64  # So many messages with their bodies are asked for at least.
 WHOLE_ROWS_FIRST = 4_096  # And so many first: a piece full of messages of 1 KB.
@@ -156,7 +156,9 @@ class Pages(Generic[Page]):
         unread: see `PendingPage`, so far.
     """
 
-    def __init__(self, messages: Asker, window: Window, page_of: PageOf[Page], key: AskedRows | None = None) -> None:
+    def __init__(
+        self, messages: Asker, window: AskedWindow, page_of: PageOf[Page], key: AskedRows | None = None
+    ) -> None:
         """``window`` says what the pages are to have; ``key`` chooses one message."""
         self.found = self.in_flight = self.unread = 0
         self._messages = messages
@@ -306,7 +308,7 @@ Progress = Callable[[Walked], object]
 """Called with the counts so far, after each piece."""
 
 
-def window_of(subject: str, due_from: datetime | None, due_before: datetime | None, tag: str | None) -> Window:
+def window_of(subject: str, due_from: datetime | None, due_before: datetime | None, tag: str | None) -> AskedWindow:
     """Check the arguments of a walk.
 
     Raises:
@@ -319,7 +321,7 @@ def window_of(subject: str, due_from: datetime | None, due_before: datetime | No
     to_ms = INSTANT_MS_MAX if due_before is None else instant_ms(due_before, "due_before")
     if from_ms >= to_ms:
         raise BadArgument("due_before is not later than due_from, so no message is due in between")
-    return Window(subject.encode(), max(0, from_ms), min(to_ms, INSTANT_MS_MAX), tag=tag or "")
+    return AskedWindow(subject.encode(), max(0, from_ms), min(to_ms, INSTANT_MS_MAX), tag=tag or "")
 
 
 def shift_ms_of(shift: timedelta) -> int:
@@ -358,19 +360,19 @@ class Walker:
     def __init__(self, messages: Asker) -> None:
         self._messages = messages
 
-    def pending(self, window: Window, key: AskedOne | None, *, whole: bool) -> Pages[PendingPage]:
+    def pending(self, window: AskedWindow, key: AskedOne | None, *, whole: bool) -> Pages[PendingPage]:
         """The pending messages of a window, or the one with a key; ``whole``: with headers and bodies."""
         content = Content.WHOLE if whole else Content.LABELS
         return self.pages(window, content, partial(page_of, whole=whole), None if key is None else key.rows())
 
     def pages(
-        self, window: Window, content: Content, page_of: PageOf[Page], key: AskedRows | None = None
+        self, window: AskedWindow, content: Content, page_of: PageOf[Page], key: AskedRows | None = None
     ) -> Pages[Page]:
         """Pages of what a window has."""
         rows_max = WHOLE_ROWS_FIRST if content is Content.WHOLE else window.rows_max
         return Pages(self._messages, window._replace(content=content, rows_max=rows_max), page_of, key)
 
-    async def cancel(self, window: Window, *, dry_run: bool, progress: Progress | None) -> Walked:
+    async def cancel(self, window: AskedWindow, *, dry_run: bool, progress: Progress | None) -> Walked:
         """Cancel what is pending in a window, or only count it."""
 
         async def act(rows: AskedRows, _: Piece) -> NDArray[np.uint8]:
@@ -379,7 +381,7 @@ class Walker:
         return await _WalkState(self._messages, window, None if dry_run else act, progress).run()
 
     async def reschedule(
-        self, window: Window, shift_ms: int, bounds: Bounds, *, dry_run: bool, progress: Progress | None
+        self, window: AskedWindow, shift_ms: int, bounds: Bounds, *, dry_run: bool, progress: Progress | None
     ) -> Walked:
         """Move what is pending in a window, or only count it; ``bounds``: of the walk that this one resumes."""
 
@@ -396,7 +398,7 @@ class _WalkState:
     def __init__(
         self,
         messages: Asker,
-        window: Window,
+        window: AskedWindow,
         act: Act | None,
         progress: Progress | None,
         bounds: dict[int, int] | None = None,
@@ -430,7 +432,7 @@ class _WalkState:
         return self._walked._replace(resume="")
 
     async def _at(self, log_id: int) -> None:
-        left: Window | None = self._window._replace(until_sequence=(self._bounds or {}).get(log_id, 0))
+        left: AskedWindow | None = self._window._replace(until_sequence=(self._bounds or {}).get(log_id, 0))
         while left is not None:
             piece = await self._try(log_id, self._messages.find(log_id, left))
             if piece is None:
@@ -581,7 +583,9 @@ class Follower:
         kept_as = next((place.kept_as for place in places if place.server.log_id == target), None)
         if kept_as is None:
             raise BadArgument(f"the realtime server {target:016x} of this message has no group {group}")
-        window = Window(kept_as.encode(), 0, INSTANT_MS_MAX, content=Content.LABELS, origin=int(answer["sequence"]))
+        window = AskedWindow(
+            kept_as.encode(), 0, INSTANT_MS_MAX, content=Content.LABELS, origin=int(answer["sequence"])
+        )
         lives: list[PendingMessage] = []
         in_flight = 0
         async for piece in self._messages.pieces(log_id, window):

@@ -18,6 +18,7 @@ from delayd.client.engine import AsyncClient, BlockingClient, OnThread, OwnEngin
 from delayd.client.instants import clock_at, monotonic_s
 from delayd.client.limits import need_bool, need_listed, need_timedelta
 from delayd.client.pulling.acks import ACK, Handles, Word, extended, rejected
+from delayd.client.pulling.consume_options import Consumes
 from delayd.client.pulling.consumer_core import WAIT, ConsumerCore
 from delayd.client.pulling.message import (
     MessageColumns,
@@ -28,7 +29,6 @@ from delayd.client.pulling.message import (
     word_back,
     words_back,
 )
-from delayd.client.pulling.options import Consumes
 from delayd.errors import AlreadyClosed, BadArgument
 
 

@@ -21,9 +21,9 @@ from typing import Generic
 from delayd.client.engine import Inbox, LoopThread, OnLoop, Work
 from delayd.client.instants import monotonic_s
 from delayd.client.pulling.acks import ACK, Failures, Handles, Word, WordKind, extended
+from delayd.client.pulling.consume_options import ConsumerSettings
 from delayd.client.pulling.many_source import ManySource
 from delayd.client.pulling.message import MessageColumns, Pulled, divide, handle_at
-from delayd.client.pulling.options import ConsumerSettings
 from delayd.client.pulling.source import Callbacks, OneSource
 from delayd.client.pulling.stock import Batch, Borrowed, LeaseKeeper, Pace, Stock
 from delayd.client.routing import MetaView, RetryWaits

@@ -16,8 +16,8 @@ from functools import partial
 
 from delayd.client.instants import monotonic_us
 from delayd.client.pulling.acks import Handles, Way, Word, merge
-from delayd.client.pulling.options import ConsumedSubjects, ConsumerSettings
-from delayd.client.pulling.pull import (
+from delayd.client.pulling.consume_options import ConsumedSubjects, ConsumerSettings
+from delayd.client.pulling.pull_lane import (
     ANSWER_MS_MAX,
     Presence,
     PullLane,

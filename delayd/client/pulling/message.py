@@ -27,7 +27,7 @@ from delayd.batch.labels import Headers, decode_headers, decode_tags
 from delayd.batch.names import ORDERED_WAIT_MS_MAX, RETRY_PREFIX
 from delayd.client.instants import utc
 from delayd.client.pulling.acks import ACK, Handles, Word, later, rejected
-from delayd.client.pulling.options import ConsumedSubjects, ConsumerSettings
+from delayd.client.pulling.consume_options import ConsumedSubjects, ConsumerSettings
 from delayd.errors import BadArgument, BadBody, BadHeaders, DelaydError, LogId
 
 ATTEMPT_MAX = 65_535

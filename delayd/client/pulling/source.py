@@ -34,9 +34,9 @@ from delayd.client.pulling.acks import (
     WordKind,
     stale_error,
 )
+from delayd.client.pulling.consume_options import ConsumerSettings
 from delayd.client.pulling.message import Pulled
-from delayd.client.pulling.options import ConsumerSettings
-from delayd.client.pulling.pull import (
+from delayd.client.pulling.pull_lane import (
     ANSWER_MS_MAX,
     Incarnations,
     Presence,

@@ -53,7 +53,7 @@ from delayd.batch.batch import PADS, encode_pieces, encode_single, encode_subjec
 from delayd.batch.columns import REGIONS, BatchKind, Buffer, ColumnArray, ColumnId, Int64s, ProducerPart
 from delayd.client.instants import ServerClock
 from delayd.client.limits import lengths_of
-from delayd.client.sending.options import NO_LABEL, Columns, Labels, SendItems, Single
+from delayd.client.sending.batch_sender import NO_KEYED_ROWS, BatchSender, Parcel, RowsWithKeys, Split, Waiter
 from delayd.client.sending.receipts import (
     Accepted,
     BatchFailed,
@@ -64,7 +64,7 @@ from delayd.client.sending.receipts import (
     Unheard,
     receipts,
 )
-from delayd.client.sending.sender import NO_KEYED_ROWS, Parcel, RowsWithKeys, Sender, Split, Waiter
+from delayd.client.sending.send_options import NO_LABEL, Columns, Labels, SendItems, Single
 from delayd.errors import DelaydError, QueueFull
 
 
@@ -404,7 +404,7 @@ CLOSE_GATHERING_MS = 500.0  # A send may fail this much later than its own limit
 class Outbox:
     """Belongs to one loop; the caller has checked the rows and bounds their bytes."""
 
-    def __init__(self, sender: Sender, linger_ms: float, timeout_ms: float, unheard: Unheard) -> None:
+    def __init__(self, sender: BatchSender, linger_ms: float, timeout_ms: float, unheard: Unheard) -> None:
         self._sender = sender
         self._timeout_s = timeout_ms / 1000
         self.on_free: Callable[[int], None] = _nobody_waits  # Called with how many bytes of single sends have ended.
@@ -519,7 +519,7 @@ class _Lane:
     """Single sends that share batches, until these leave."""
 
     def __init__(
-        self, sender: Sender, linger_s: float, leave: Callable[[Parcel, SendSlots], None], unheard: Unheard
+        self, sender: BatchSender, linger_s: float, leave: Callable[[Parcel, SendSlots], None], unheard: Unheard
     ) -> None:
         self.gathering = Gathering(unheard)
         self.look_at = 1  # `look` is called when this many rows are gathered.

@@ -4,5 +4,5 @@ A map, from an outcome to the end of an hour.
 
     outcomes            writes the dispatch logs of the hours, opens and reads them
     retention           seals hours whose books are complete, and deletes sealed hours when they are old
-    seals               compares the two logs of an hour, and writes the seal
+    sealing             compares the two logs of an hour, and writes the seal
 """

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from delayd.delay.books.outcomes import OutcomeLog, read_outcomes
-from delayd.delay.books.seals import ContentDiffers, SealDiffers, SealLog, compare
+from delayd.delay.books.sealing import ContentDiffers, SealDiffers, SealLog, compare
 from delayd.delay.filing.hour_table import (
     GIVEN_UP_PREFIX,
     OUTCOME_PREFIX,

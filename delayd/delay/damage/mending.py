@@ -61,7 +61,7 @@ from delayd.delay.filing.hour_table import (
 )
 from delayd.delay.filing.schedule_log import scan_groups
 from delayd.delay.intake import Intake
-from delayd.delay.kept import KeptState
+from delayd.delay.kept_state import KeptState
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.quarantine import Decided, Quarantine, SetAsideEntry, SetAsideKind
 from delayd.delay.rows import Rows, due_at_ms

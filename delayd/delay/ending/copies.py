@@ -38,7 +38,7 @@ from delayd.delay.filing.schedule_log import Sources
 from delayd.errors import DamagedData, Shortage
 from delayd.hours import HOUR_MS
 from delayd.machine.executor import Executor
-from delayd.wire.asked import FOUND, Content, Window
+from delayd.wire.asked import FOUND, AskedWindow, Content
 from delayd.wire.asked import Place as WalkPlace
 from delayd.wire.meta import SlotSet
 
@@ -238,7 +238,7 @@ def _sizes(batch: Batch, rows: Int64s, regions: Sequence[ColumnId]) -> Int64s:
     return sizes
 
 
-def read_contents(rows: LocatedRows, window: Window, reader: Sources, worker: Executor) -> Contents:
+def read_contents(rows: LocatedRows, window: AskedWindow, reader: Sources, worker: Executor) -> Contents:
     """Read what found rows hold, in their order: CONTENT_BYTES_MAX at most, or one message. It closes the reader.
 
     Neighbours of the answer may lie anywhere: of messages over two years that came in batches of 500, no two of one
@@ -293,7 +293,7 @@ def _content_sizes(batch: Batch, numbers: Int64s, content: Content) -> Int64s:
     return LABEL_COLUMNS_BYTES + _sizes(batch, numbers, _LABELS)
 
 
-def _composed(picks: list[Pick], rows: LocatedRows, order: NDArray[np.intp], window: Window) -> Batch:
+def _composed(picks: list[Pick], rows: LocatedRows, order: NDArray[np.intp], window: AskedWindow) -> Batch:
     """One batch of ``rows``; pick by pick the rows are ``rows[order]``."""
     place = np.empty_like(order)
     place[order] = np.arange(len(order))

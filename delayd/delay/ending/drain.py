@@ -37,7 +37,7 @@ from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import LogLimit, Wait, WaitKind
 from delayd.outcome import MessageState
-from delayd.wire.asked import AnswerRows, DrainOrder, DrainProgress, Piece, Window
+from delayd.wire.asked import AnswerRows, AskedWindow, DrainOrder, DrainProgress, Piece
 from delayd.wire.frame import Head
 from delayd.wire.heads import (
     INT_MAX,
@@ -108,7 +108,7 @@ class Drain:
             raise BadArgument("the messages are at this server; name another one that gets them")
         if order.to and len(self._batches) >= LEAVING_MAX:
             raise SlowDown("the other server has not taken the last messages yet", retry_after_ms=RETRY_AFTER_MS)
-        window = Window(b"", 0, INSTANT_MS_MAX, order.place, order.until_sequence, PIECE_ROWS)
+        window = AskedWindow(b"", 0, INSTANT_MS_MAX, order.place, order.until_sequence, PIECE_ROWS)
         self._finder.find(window, partial(self._found, order, answer))
 
     def _found(self, order: DrainOrder, answer: OnProgress, piece: Piece) -> None:

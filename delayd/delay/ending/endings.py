@@ -36,7 +36,7 @@ from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import Fence
 from delayd.outcome import MessageState
-from delayd.wire.asked import AnswerRows, Asked, DrainOrder, DrainProgress, MoveTry, Tries, Window
+from delayd.wire.asked import AnswerRows, Asked, AskedWindow, DrainOrder, DrainProgress, MoveTry, Tries
 from delayd.wire.meta import SlotSet
 
 
@@ -99,7 +99,7 @@ class Endings:
         self._fence.check()
         self.requests.take(Whole(RequestWish.MOVE, asked, Reply(answer), wanted_at_ms, subject=subject, tries=moved_by))
 
-    def find(self, window: Window, answer: OnFound) -> None:
+    def find(self, window: AskedWindow, answer: OnFound) -> None:
         """Call back with the next pending messages of a subject and a window; raises as `cancel`."""
         self._fence.check()
         self._finder.find(window, answer)

@@ -47,7 +47,7 @@ from delayd.errors import DataError, DelaydError, SlowDown
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
-from delayd.wire.asked import FOUND, Content, FoundRows, Piece, Window
+from delayd.wire.asked import FOUND, AskedWindow, Content, FoundRows, Piece
 from delayd.wire.asked import Place as WalkPlace
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ Answer = Callable[[Piece | DelaydError], None]
 class _Chosen(NamedTuple):
     """Which rows a piece is about."""
 
-    window: Window
+    window: AskedWindow
     subject: int | None  # Its number; None when no row in memory has it, and for a window of every subject.
     first: int  # The hours, both included.
     last: int
@@ -159,7 +159,7 @@ class Finder:
     def __len__(self) -> int:
         return self._under_way
 
-    def find(self, window: Window, answer: Answer) -> None:
+    def find(self, window: AskedWindow, answer: Answer) -> None:
         """Call ``answer`` with the next piece of a walk.
 
         Raises SlowDown: as many pieces are under way as may be.
@@ -177,7 +177,7 @@ class Finder:
     def _ended(self) -> None:
         self._under_way -= 1
 
-    def _snapshot(self, window: Window) -> _Snapshot:
+    def _snapshot(self, window: AskedWindow) -> _Snapshot:
         subjects, wheel = self._hours.subjects, self._hours.wheel
         number = subjects.number(window.subject) if window.subject and subjects.has(window.subject) else None
         first, last = max(window.place.hour, hour_of_ms(window.from_ms)), self._last_hour(window)
@@ -194,7 +194,7 @@ class Finder:
         more = len(filed) > len(hours)
         return _Snapshot(chosen, hours, more, files, in_wheel, others, wheel.hours_dropped, reader)
 
-    def _last_hour(self, window: Window) -> int:
+    def _last_hour(self, window: AskedWindow) -> int:
         """A row is filed in the hour of its due instant, or later if it was due when it came."""
         latest = max(window.to_ms - 1, self._site.clock.now_ms() + HOUR_MS)
         return max(hour_of_ms(latest), max(self._hours.wheel.hours(), default=0))
@@ -371,7 +371,7 @@ def _of_origin(batch: Batch, origin: int) -> NDArray[np.bool_]:
     return found
 
 
-def _wanted(rows: LocatedRows, window: Window, reader: Sources, worker: Executor) -> tuple[LocatedRows, int]:
+def _wanted(rows: LocatedRows, window: AskedWindow, reader: Sources, worker: Executor) -> tuple[LocatedRows, int]:
     """The rows that have the window's tag and origin, and the number of batches that could not be read."""
     hours = rows["accepted_at_ms"] // HOUR_MS
     kept, unread = np.zeros(len(rows), np.bool_), 0
@@ -404,7 +404,7 @@ def _columns(rows: Rows) -> tuple[NDArray[np.uint64], Int64s, NDArray[np.uint32]
 
 
 def _within(
-    window: Window,
+    window: AskedWindow,
     sequences: NDArray[np.uint64],
     deliver_at_ms: Int64s,
     hours: NDArray[np.uint32],

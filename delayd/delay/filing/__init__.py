@@ -3,7 +3,7 @@
 A map, in the order in which a checkpoint works.
 
     pending             rows that no checkpoint has filed yet
-    checkpoint          files, counts and publishes what the message log holds
+    checkpointer        files, counts and publishes what the message log holds
     log_range           reads a stretch of the message log by columns
     schedule_writer     writes that stretch into the schedule logs of its hours
     schedule_log        reads what a checkpoint counts of one hour's file, and finds the batch that holds a row

@@ -24,7 +24,7 @@ from delayd.batch.batch import Batch
 from delayd.batch.columns import Int64s
 from delayd.batch.validate import rows_detail
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.filing.checkpoint import Checkpointer
+from delayd.delay.filing.checkpointer import Checkpointer
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.intake import Intake
 from delayd.delay.quotas.counting import (

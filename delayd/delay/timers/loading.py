@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from delayd.batch.columns import ColumnId
 from delayd.batch.sequences import NO_SEQUENCES, Sequences, SequenceSet, among
-from delayd.delay.filing.checkpoint import Checkpointer
+from delayd.delay.filing.checkpointer import Checkpointer
 from delayd.delay.filing.hour_table import FiledHours, HourPart, HourTable
 from delayd.delay.filing.pending import PendingRows, counts_of_hours, rows_of_hour, rows_of_hours
 from delayd.delay.filing.schedule_log import scan_fronts

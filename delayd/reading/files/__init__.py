@@ -2,9 +2,9 @@
 
 A map, from names to rows.
 
-    directory   which servers a directory holds, and what their checkpoints say (their *word*) and bound
-    groups      the groups of logs: whole, without bodies, behind damage, or by indexes; whether they follow each other
-    rows        rows of many batches as flat arrays; sorting them, and joining the rows of two logs
-    origins     an hour at its delay server: schedule log, message log, dispatch log, and decisions
-    targets     the same hour at the realtime servers: an index of batches, and their rows
+    directory       which servers a directory holds, and what their checkpoints say (their *word*) and bound
+    stored_groups   the groups of logs: whole, without bodies, behind damage, by indexes; whether they follow each other
+    row_arrays      rows of many batches as flat arrays; sorting them, and joining the rows of two logs
+    origins         an hour at its delay server: schedule log, message log, dispatch log, and decisions
+    target_index    the same hour at the realtime servers: an index of batches, and their rows
 """

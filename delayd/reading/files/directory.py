@@ -27,7 +27,7 @@ from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.machine.disk import Disk, open_named
 from delayd.machine.identity import LOCK, is_held
-from delayd.reading.files.groups import LogMoved, file_size, log_size, segment_bases
+from delayd.reading.files.stored_groups import LogMoved, file_size, log_size, segment_bases
 
 # The position of two bytes in a file header that name the kind of the file (docs/formats/segment.md).
 KIND_POSITION = 10

@@ -43,7 +43,18 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, UnfinishedF
 from delayd.machine.disk import Disk, open_named
 from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.files.directory import Directory, ScheduleSnapshot
-from delayd.reading.files.groups import (
+from delayd.reading.files.row_arrays import (
+    NO_INT64S,
+    Growing,
+    RowCollector,
+    ScheduleRows,
+    SequenceSampler,
+    Sorter,
+    named_of,
+    rises,
+    rows_of_part,
+)
+from delayd.reading.files.stored_groups import (
     Checked,
     Follow,
     Group,
@@ -57,17 +68,6 @@ from delayd.reading.files.groups import (
     segment_bases,
     skim,
     whole_batch,
-)
-from delayd.reading.files.rows import (
-    NO_INT64S,
-    Growing,
-    RowCollector,
-    ScheduleRows,
-    SequenceSampler,
-    Sorter,
-    named_of,
-    rises,
-    rows_of_part,
 )
 
 ROW_BYTES = 24  # A row of a batch has three columns of 8 bytes.

@@ -12,7 +12,7 @@ import numpy as np
 
 from delayd.batch.batch import parse
 from delayd.batch.columns import ColumnId
-from delayd.delay.books.seals import ContentDiffers, compare
+from delayd.delay.books.sealing import ContentDiffers, compare
 from delayd.log.hour import SEALED, NewPart, Seal, decode_outcomes, dispatch_path, encode_outcomes, schedule_path
 from delayd.outcome import Outcome
 from tests.tamper.honest import DELAY

@@ -18,7 +18,7 @@ def test_the_way_of_a_lone_send_has_no_more_functions_and_files_than_these() -> 
         ways = {name: ways[name] & stays for name, stays in count_stays(SENDS).items()}
     for name, stays in ways.items():
         # The way was seen from its begin to its end.
-        assert ("delayd/client/sending/options.py", "Sends.send_nowait") in stays
+        assert ("delayd/client/sending/send_options.py", "Sends.send_nowait") in stays
         assert ("delayd/log/log.py", "Log.flush") in stays
         assert _fits(name, stays), sorted(stays)
 

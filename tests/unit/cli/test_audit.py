@@ -112,7 +112,7 @@ def test_damage_exits_with_3_and_names_path_and_position(books: Books) -> None:
 def test_of_thousands_of_damaged_files_some_are_named_and_the_others_counted(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.hours.NAMED_MAX", 0)
+    monkeypatch.setattr("cli.hour_commands.NAMED_MAX", 0)
     for path in (books.path_of("schedule"), books.path_of("dispatch")):
         path.write_bytes(b"x" * 100)
     ran = _audit(books)

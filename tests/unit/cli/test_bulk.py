@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cli.message import Wording, in_bulk
+from cli.message_commands import Wording, in_bulk
 from delayd.client.asking.walking import Walked
 
 MOVES = Wording("moved", "are due later then.", goes_on=True)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cli.consume import WRITERS
+from cli.consume_command import WRITERS
 from delayd.batch.batch import parse
 from delayd.batch.columns import BatchKind, DispatchPart
 from delayd.client.pulling.message import MessageColumns, MessageView, Pulled, PulledPart

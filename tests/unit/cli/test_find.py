@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import cli.files
+import cli.file_commands
 from delayd.outcome import Outcome
 from delayd.reading import find as reading
 from tests.books import HOUR_MS, START_MS, Books
@@ -75,7 +75,7 @@ def test_many_pieces_give_the_same_in_one_process_and_in_several(books: Books, m
     alone = _find(books, "--limit", "0").out
     assert alone.count("\n") == 2 + 13 + 250
     monkeypatch.setattr(reading, "PIECE_BYTES", 100)
-    monkeypatch.setattr(cli.files, "ALONE_TASKS", 0)
+    monkeypatch.setattr(cli.file_commands, "ALONE_TASKS", 0)
     assert _find(books, "--limit", "0").out == alone
     ran = _find(books, "--limit", "2")
     assert len(json.loads(ran.out)) == 2

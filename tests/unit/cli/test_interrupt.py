@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from cli.consume import Interrupts
+from cli.consume_command import Interrupts
 
 pytestmark = pytest.mark.usefixtures("heard_interrupts")
 

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from cli.main import BUG, INTERRUPTED, NOT_BALANCED, OWN_COMMAND, PLACES, TRY_LATER, USAGE, commands, exit_code_of
-from cli.options import DataFolder
+from cli.shared_options import DataFolder
 from delayd.errors import (
     BadMagic,
     BadSubject,
@@ -120,7 +120,7 @@ def test_an_interrupted_command_exits_with_130() -> None:
 def test_messages_that_can_not_travel_are_one_sentence_and_never_a_success(
     arguments: list[str], unused_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.consume.REACH_MS_MIN", 300.0)
+    monkeypatch.setattr("cli.consume_command.REACH_MS_MIN", 300.0)
     ran = run(*arguments, "--meta", f"127.0.0.1:{unused_port}")
     assert (ran.code, ran.out) == (TRY_LATER, "")
     said = "nothing was sent: " if arguments[0] == "send" else ""

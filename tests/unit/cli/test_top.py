@@ -1,6 +1,6 @@
 """The rows of ``delayd top``, from what servers answer."""
 
-from cli.status import SERVER_COLUMNS, AskedServer, StatusRound, screen_of
+from cli.status_command import SERVER_COLUMNS, AskedServer, StatusRound, screen_of
 from delayd.wire.frame import Head
 
 

@@ -6,8 +6,8 @@ import asyncio
 from datetime import timedelta
 
 from delayd.client.pulling.acks import Backoff
+from delayd.client.pulling.consume_options import BACKOFF
 from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.pulling.options import BACKOFF
 from tests.unit.client.world import World
 from tests.waiting import until
 

@@ -29,7 +29,7 @@ from delayd.client.pulling.consumer import (
     Message,
     MessageBatch,
 )
-from delayd.client.pulling.pull import NAMED_MAX, Incarnations
+from delayd.client.pulling.pull_lane import NAMED_MAX, Incarnations
 from delayd.client.pulling.stock import Borrowed
 from delayd.errors import (
     AlreadyClosed,

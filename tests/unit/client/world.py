@@ -16,7 +16,7 @@ import uvloop
 
 from delayd.client import instants, routing
 from delayd.client.pulling import consumer, consumer_core
-from delayd.client.sending.options import TIMEOUT_MS
+from delayd.client.sending.send_options import TIMEOUT_MS
 from delayd.hours import INSTANT_MS_MIN
 from tests.unit.client.realtime import SmallRealtime
 from tests.unit.client.servers import SmallDelay, SmallMeta, SmallServer

@@ -8,7 +8,7 @@ import pytest
 from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.delay import intake, producers
-from delayd.delay.filing.checkpoint import CheckpointValues
+from delayd.delay.filing.checkpointer import CheckpointValues
 from delayd.delay.handoff import dispatcher
 from delayd.delay.rows import new_rows
 from delayd.testing.clock import START_MS

@@ -15,9 +15,9 @@ from delayd.reading.findings import (
     FINDING,
     Acceptance,
     AcceptanceState,
+    Cause,
     FindingKind,
     Findings,
-    Reason,
     join_findings,
     judge,
     read_acceptances,
@@ -30,10 +30,10 @@ SECRET = Secret(b"k" * 32, "")
 ACCEPTANCE = Acceptance(DELAY_ID, HOUR, "ab" * 32, "ann", "disk 3", 1_795_190_400_000)
 Row = tuple[int, int, int, int, int, int, int]
 """Kind, reason, subject, sequence, due instant, value, other."""
-LOST: Row = (FindingKind.LOST, Reason.NOT_AT_TARGET, 1, 7, 1_000, 5, 0)
-NO_OUTCOME: Row = (FindingKind.LOST, Reason.NO_OUTCOME, 0, 8, 2_000, 60_000, 0)
-ORPHAN: Row = (FindingKind.ORPHAN, Reason.TARGET_UNSCHEDULED, 0, 9, 3_000, 1 << 63, 4)
-LATE: Row = (FindingKind.LATE, Reason.LATE, 0, 7, 1_000, 1_500, 0)
+LOST: Row = (FindingKind.LOST, Cause.NOT_AT_TARGET, 1, 7, 1_000, 5, 0)
+NO_OUTCOME: Row = (FindingKind.LOST, Cause.NO_OUTCOME, 0, 8, 2_000, 60_000, 0)
+ORPHAN: Row = (FindingKind.ORPHAN, Cause.TARGET_UNSCHEDULED, 0, 9, 3_000, 1 << 63, 4)
+LATE: Row = (FindingKind.LATE, Cause.LATE, 0, 7, 1_000, 1_500, 0)
 
 
 def findings(rows: Sequence[Row], subjects: Sequence[str] = ("orders", "bills"), log_id: int = DELAY_ID) -> Findings:
@@ -45,9 +45,9 @@ def findings(rows: Sequence[Row], subjects: Sequence[str] = ("orders", "bills"),
 
 def test_the_digest_is_the_one_of_the_page() -> None:
     said = struct.pack("<QII", DELAY_ID, HOUR, 3)
-    said += struct.pack("<BBHIQqQQ", FindingKind.LOST, Reason.NOT_AT_TARGET, 0, 0, 7, 1_000, 5, 0)
-    said += struct.pack("<BBHIQqQQ", FindingKind.LOST, Reason.NO_OUTCOME, 0, 1, 8, 2_000, 0, 0)
-    said += struct.pack("<BBHIQqQQ", FindingKind.ORPHAN, Reason.TARGET_UNSCHEDULED, 0, 1, 9, 3_000, 1 << 63, 4)
+    said += struct.pack("<BBHIQqQQ", FindingKind.LOST, Cause.NOT_AT_TARGET, 0, 0, 7, 1_000, 5, 0)
+    said += struct.pack("<BBHIQqQQ", FindingKind.LOST, Cause.NO_OUTCOME, 0, 1, 8, 2_000, 0, 0)
+    said += struct.pack("<BBHIQqQQ", FindingKind.ORPHAN, Cause.TARGET_UNSCHEDULED, 0, 1, 9, 3_000, 1 << 63, 4)
     said += b"\x05\0\0\0bills" + b"\x06\0\0\0orders"
     assert findings([LOST, LATE, NO_OUTCOME, ORPHAN]).sha256 == hashlib.sha256(said).hexdigest()
 
@@ -67,7 +67,7 @@ def test_what_depends_on_the_audit_and_not_on_the_findings_is_not_in_the_digest(
 @pytest.mark.parametrize("field", range(7))
 def test_each_field_of_a_finding_is_in_the_digest(field: int) -> None:
     row = list(LOST)
-    row[field] = {0: FindingKind.ORPHAN, 1: Reason.OTHER_TARGET, 2: 0}.get(field, row[field] + 1)
+    row[field] = {0: FindingKind.ORPHAN, 1: Cause.OTHER_TARGET, 2: 0}.get(field, row[field] + 1)
     kind, reason, subject, sequence, due_ms, value, other = row
     changed = findings([(kind, reason, subject, sequence, due_ms, value, other)])
     assert changed.sha256 != findings([LOST]).sha256

@@ -14,7 +14,7 @@ from delayd.reading import plan
 from delayd.reading.audit import AuditTerms, Span, Spans, audit_hour
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files import origins
-from delayd.reading.files.rows import BATCH, NO_INT64S, NO_UINT64S, ScheduleRows, TargetRows
+from delayd.reading.files.row_arrays import BATCH, NO_INT64S, NO_UINT64S, ScheduleRows, TargetRows
 from delayd.reading.findings import CLASSES, FindingKind, HourSummary
 from delayd.reading.seals import SealState
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books

@@ -9,7 +9,7 @@ from delayd.errors import DamagedData
 from delayd.log.log import LogPlace
 from delayd.log.segment import FileKind
 from delayd.reading.books import audit_directory
-from delayd.reading.files.groups import LogMoved, TornTail, log_size, read_log
+from delayd.reading.files.stored_groups import LogMoved, TornTail, log_size, read_log
 from delayd.testing.disk import Faults, MemoryDisk
 from tests.books import DELAY_ID, START_MS, Books
 

@@ -7,8 +7,8 @@ import pytest
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name
 from delayd.reading.data import NONE, Data, schedules
-from delayd.reading.files.groups import LogMoved
 from delayd.reading.files.origins import outcome_word
+from delayd.reading.files.stored_groups import LogMoved
 from delayd.reading.find import FileFinder, Search, WantedMessages
 from delayd.reading.plan import plan_audit, plan_hours
 from delayd.reading.tables import HourTables

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from delayd.reading.files.rows import Sorter
+from delayd.reading.files.row_arrays import Sorter
 
 
 def sort(sorter: Sorter, sequence: list[int], due: list[int], own: list[int]) -> list[tuple[int, int, int]]:

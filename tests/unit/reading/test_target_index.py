@@ -11,9 +11,9 @@ from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
 from delayd.errors import DamagedData
 from delayd.log.group import GroupKind, NewGroup
 from delayd.machine.disk import RealDisk
-from delayd.reading.files import targets
+from delayd.reading.files import target_index
 from delayd.reading.files.directory import Directory, Role
-from delayd.reading.files.targets import TargetIndexer, read_target_rows
+from delayd.reading.files.target_index import TargetIndexer, read_target_rows
 from tests.books import DELAY_ID, HOUR, REALTIME_ID, START_MS, Books
 
 PART = DispatchPart(DELAY_ID, 1, 1, 0, 0, START_MS, HOUR)
@@ -44,7 +44,7 @@ def test_batches_of_many_subjects_keep_their_names_and_rows(
 ) -> None:
     if not mixed:
         # Names that give the same word are compared as they are.
-        monkeypatch.setattr(targets, "MIXERS", np.zeros(32, np.uint64))
+        monkeypatch.setattr(target_index, "MIXERS", np.zeros(32, np.uint64))
     names = [name * times for times in (1, 3, 9, 60) for name in ("a", "b", "a.b", "b.a")]
     expected: list[str] = []
     for group in range(3):

@@ -20,8 +20,8 @@ from delayd.log.segment_index import IndexedGroup
 from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files.directory import Directory, Role
-from delayd.reading.files.groups import StoredGroup, read_by_index, read_known
-from delayd.reading.files.targets import TargetIndexer
+from delayd.reading.files.stored_groups import StoredGroup, read_by_index, read_known
+from delayd.reading.files.target_index import TargetIndexer
 from delayd.reading.verify import verify_directory
 
 HOURS = 20

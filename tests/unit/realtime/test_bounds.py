@@ -7,13 +7,13 @@ from delayd.batch.columns import Int64s
 from delayd.batch.gather import row_bytes
 from delayd.errors import SlowDown
 from delayd.wire.requests import RequestType
+from realtime import answers as parts_module
 from realtime import group_records
 from realtime import groups as realtime_groups
 from realtime import handoff as handoff_module
-from realtime import index as index_module
-from realtime import parts as parts_module
 from realtime import polls as polls_module
 from realtime import pulls as pulls_module
+from realtime import subject_index as index_module
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 

@@ -8,7 +8,7 @@ import pytest
 
 from delayd.log.pull import PullEntry, PullOp
 from realtime.groups import Group
-from realtime.index import Subject
+from realtime.subject_index import Subject
 
 RUNS = 65_536
 RUN_BYTES_MAX = 70

@@ -8,7 +8,7 @@ from delayd.log.log import Log
 from delayd.log.tail import COPY_PREFIX
 from delayd.wire.requests import RequestType
 from delayd.wire.status import Quarantined, read_list
-from realtime.quarantine import RETRY_MS
+from realtime.unreadable import RETRY_MS
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SUBJECT, SimPeer, World
 from tests.worlds.rotten import BAD, FOLDER, flip_value, pull_all, served

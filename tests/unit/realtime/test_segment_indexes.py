@@ -6,7 +6,7 @@ import pytest
 
 from delayd.hours import hour_of_ms
 from delayd.log.segment_index import IndexedGroup, read_index
-from delayd.reading.files.groups import proves
+from delayd.reading.files.stored_groups import proves
 from delayd.testing.executor import StepExecutor
 from tests.unit.log.dispatch_batches import batch
 from tests.worlds.dispatch_batches import DUE_MS, ORIGIN

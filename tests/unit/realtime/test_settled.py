@@ -4,7 +4,7 @@ import pytest
 
 from delayd.wire.requests import RequestType
 from realtime import pulls as pulls_module
-from realtime.window import PAUSE_MS, PAUSE_MS_MAX, Stage, pause_after
+from realtime.group_window import PAUSE_MS, PAUSE_MS_MAX, Stage, pause_after
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, ready_world
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from delayd.log.pull import GroupDecision, PullEntry, PullOp, RetryRow
 from delayd.machine.alarms import NEVER_MS
-from realtime import window as window_module
-from realtime.window import (
+from realtime import group_window as window_module
+from realtime.group_window import (
     BECAME,
     HELD,
     MOVES,

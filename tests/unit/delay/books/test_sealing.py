@@ -11,7 +11,7 @@ from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import BatchKind, ColumnId, SchedulePart
 from delayd.batch.content import content_hash
 from delayd.batch.gather import Pick, compose, gather
-from delayd.delay.books.seals import ContentDiffers, compare
+from delayd.delay.books.sealing import ContentDiffers, compare
 from delayd.delay.core import DelayCore
 from delayd.hours import hour_of_ms
 from delayd.log.group import GroupKind, NewGroup

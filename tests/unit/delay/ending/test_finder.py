@@ -17,7 +17,7 @@ from delayd.log.hour import schedule_path
 from delayd.outcome import MessageState
 from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
-from delayd.wire.asked import Content, Piece, Place, Window
+from delayd.wire.asked import AskedWindow, Content, Piece, Place
 from tests.batches import messages
 from tests.memory_files import content, put
 from tests.worlds.delay import FOLDER, World, wanted
@@ -27,7 +27,7 @@ HOUR_MS = 3_600_000
 SUBJECT = b"orders.eu"
 
 
-def walk(world: World, window: Window) -> list[Piece]:
+def walk(world: World, window: AskedWindow) -> list[Piece]:
     """All pieces of a walk, while nothing else happens."""
     pieces: list[Piece] = []
     place: Place | None = window.place
@@ -43,15 +43,15 @@ def walk(world: World, window: Window) -> list[Piece]:
     return pieces
 
 
-def all_of(subject: bytes = SUBJECT, rows_max: int = 65_536) -> Window:
-    return Window(subject, 0, INSTANT_MS_MAX, rows_max=rows_max)
+def all_of(subject: bytes = SUBJECT, rows_max: int = 65_536) -> AskedWindow:
+    return AskedWindow(subject, 0, INSTANT_MS_MAX, rows_max=rows_max)
 
 
 def sequences(pieces: list[Piece]) -> list[int]:
     return [sequence for piece in pieces for sequence in piece.rows["sequence"].tolist()]
 
 
-def pending(world: World, window: Window) -> set[int]:
+def pending(world: World, window: AskedWindow) -> set[int]:
     """The pending rows of all that was ever accepted, as GET tells them one by one."""
     rows = [
         (accepted.base_sequence + index, due)
@@ -104,7 +104,10 @@ def test_a_walk_finds_what_is_pending_and_nothing_else(seed: int, monkeypatch: p
             subjects = {subject for sent, _ in world.outside.accepted.values() for _, subject, _ in sent.wanted}
             now_ms = world.clock.now_ms()
             for subject in sorted(subjects):
-                for window in (all_of(subject, random.choice([1, 3, 100])), Window(subject, now_ms, now_ms + HOUR_MS)):
+                for window in (
+                    all_of(subject, random.choice([1, 3, 100])),
+                    AskedWindow(subject, now_ms, now_ms + HOUR_MS),
+                ):
                     found = sequences(walk(world, window))
                     assert len(found) == len(set(found)), "a row is found twice"
                     assert set(found) == pending(world, window)

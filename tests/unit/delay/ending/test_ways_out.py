@@ -13,7 +13,7 @@ from delayd.delay.ending.requested import RequestWish
 from delayd.errors import DamagedData, DelaydError, Shortage, SlowDown
 from delayd.machine.executor import Done
 from delayd.testing.clock import START_MS
-from delayd.wire.asked import AnswerRows, RescheduleAnswer, Window
+from delayd.wire.asked import AnswerRows, AskedWindow, RescheduleAnswer
 from tests.unit.delay.ending.keyed import names
 from tests.worlds.delay import World, wanted
 
@@ -51,7 +51,7 @@ def asks(world: World) -> dict[str, Callable[[Told], None]]:
         "get by key": lambda told: endings.ask_by_key(RequestWish.GET, key, told.append),
         "cancel by key": lambda told: endings.ask_by_key(RequestWish.CANCEL, key, told.append),
         "reschedule by key": lambda told: endings.ask_by_key(RequestWish.MOVE, key, told.append, later),
-        "find": lambda told: endings.find(Window(b"orders.eu", 0, 1 << 60), told.append),
+        "find": lambda told: endings.find(AskedWindow(b"orders.eu", 0, 1 << 60), told.append),
     }
 
 

@@ -24,8 +24,8 @@ from delayd.wire.scheduling import LIMITS, QuotaInfo
 from .listing import Cell, columns, show
 from .main import OK, TRY_LATER
 from .operate import Operator, all_pages, of_each, operator_options, run
-from .options import CommandGroup, Shown, format_option, meta_option, offer_subjects, shown_options
 from .servers import states_of
+from .shared_options import CommandGroup, Shown, format_option, meta_option, offer_subjects, shown_options
 
 LIMIT = click.IntRange(0, INT_MAX)
 PAGE = 1_000  # Subjects asked for at once: an answer of at most 256 KB.

@@ -19,12 +19,12 @@ from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_from_name, hour_of_ms, hour_start_ms
 from delayd.machine.disk import RealDisk
 from delayd.reading.data import Hour, HourCount, Schedule, schedules
-from delayd.reading.files.rows import ScheduleRows
+from delayd.reading.files.row_arrays import ScheduleRows
 from delayd.reading.verify import verify_directory
 
 from .listing import Advance, progress
 from .main import NOT_BALANCED, OK
-from .options import bundle, data_option, from_option, offer_instants, subject_option, to_option
+from .shared_options import bundle, data_option, from_option, offer_instants, subject_option, to_option
 from .times import check_order, instant
 
 

@@ -17,13 +17,13 @@ from delayd.errors import DamagedData, RetryLater, Shortage, SlowDown
 from delayd.log.pull import PullEntry, PullOp
 from delayd.machine.clock import Clock
 
+from .group_window import Offer
 from .groups import Group
-from .index import SHORTAGE_RETRY_MS, Index, StoredBatches
 from .order import LOOKED_AT, LOOKED_AT_A_BATCH, Order
 from .polls import Waiting
-from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
+from .subject_index import SHORTAGE_RETRY_MS, Index, StoredBatches
 from .terms import OPEN
-from .window import Offer
+from .unreadable import BATCHES_A_PULL, Rotten, UnreadableMessages
 
 PARTS_MAX = 512  # Parts of a PULL's answer: each costs the loop some 20 us, and nobody else is served meanwhile.
 OVERHEAD_BYTES = 512  # Header, directory and subject table of a batch, at most.
@@ -59,7 +59,7 @@ class Parts:
         self,
         index: Index,
         stored: StoredBatches,
-        quarantine: Quarantine,
+        quarantine: UnreadableMessages,
         clock: Clock,
         pass_over: Callable[[Group, Part], None],
     ) -> None:
@@ -238,7 +238,7 @@ class Planned(NamedTuple):
         return [part for _, parts in self.picked for part in parts]
 
 
-class Pulled(NamedTuple):
+class PulledEntry(NamedTuple):
     """An entry of the pull log, and what it is about."""
 
     waiting: Waiting
@@ -246,11 +246,11 @@ class Pulled(NamedTuple):
     entry: PullEntry
 
 
-def pulled(planned: Sequence[Planned], pull_first: int, nobody: int, now_ms: int) -> list[Pulled]:
+def pulled(planned: Sequence[Planned], pull_first: int, nobody: int, now_ms: int) -> list[PulledEntry]:
     """The entries for planned answers, whose messages get the pull sequences from ``pull_first`` on. ``nobody`` is the
     incarnation in entries of messages that are passed over.
     """
-    entries: list[Pulled] = []
+    entries: list[PulledEntry] = []
     for waiting, picked in planned:
         for group, parts in picked:
             last: PullEntry | None = None
@@ -258,7 +258,7 @@ def pulled(planned: Sequence[Planned], pull_first: int, nobody: int, now_ms: int
                 if part.passed:
                     offer = Offer(part.consume_first, part.rows, part.attempt)
                     over = passed_over(group, offer, (nobody, pull_first), now_ms)
-                    entries += [Pulled(waiting, group, entry) for entry in over]
+                    entries += [PulledEntry(waiting, group, entry) for entry in over]
                     last = None
                 elif (
                     last is not None
@@ -268,11 +268,11 @@ def pulled(planned: Sequence[Planned], pull_first: int, nobody: int, now_ms: int
                     and part.consume_first != group.next
                 ):
                     last = last._replace(covered=last.covered + part.rows)
-                    entries[-1] = Pulled(waiting, group, last)
+                    entries[-1] = PulledEntry(waiting, group, last)
                 else:
                     at = (waiting.incarnation, pull_first, part.consume_first, part.rows, now_ms)
                     last = PullEntry(PullOp.PULL, part.attempt, group.group_id, *at, waiting.lease_ms)
-                    entries.append(Pulled(waiting, group, last))
+                    entries.append(PulledEntry(waiting, group, last))
                 pull_first += part.rows
     return entries
 

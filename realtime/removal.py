@@ -30,9 +30,9 @@ from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Executor
 
 from .groups import Group, GroupCopy
-from .index import Index, Subject
 from .kept import Marks
 from .recovery import Recovered
+from .subject_index import Index, Subject
 
 if TYPE_CHECKING:
     from .checkpoint import Snapshot

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
 from delayd.wire.consuming import StaleRow, Why
 
+from .group_window import HELD, Became, StateRun
 from .groups import Group
 from .kept import LIVES_MAX, Life
-from .window import HELD, Became, StateRun
 
 SECRET_BITS = 48  # Random bits of an incarnation: with full requests and no pause, guessing one takes years.
 # The bits above hold the low part of the epoch: they tell handles of this life from those of earlier lives.

@@ -36,12 +36,22 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.segment_index import IndexedGroup
 from delayd.machine.disk import Disk, File, open_named
 from delayd.reading.files.directory import Directory
-from delayd.reading.files.groups import (
+from delayd.reading.files.row_arrays import (
+    BATCH,
+    NO_INT64S,
+    NO_UINT64S,
+    Batches,
+    Target,
+    TargetRows,
+    UInt64s,
+    rows_of_part,
+)
+from delayd.reading.files.stored_groups import (
     Checked,
     Follow,
     Followed,
     LogMoved,
-    Memory,
+    ReadMemory,
     StoredGroup,
     TornTail,
     followed,
@@ -50,7 +60,6 @@ from delayd.reading.files.groups import (
     read_known,
     segment_bases,
 )
-from delayd.reading.files.rows import BATCH, NO_INT64S, NO_UINT64S, Batches, Target, TargetRows, UInt64s, rows_of_part
 
 GROUP = np.dtype(
     [
@@ -502,7 +511,7 @@ def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: ran
     Raises LogMoved when a segment went away meanwhile, DamagedData when a batch's columns do not check.
     """
     pieces = [(NO_COLUMNS, NO_INT64S)]
-    memory = Memory()
+    memory = ReadMemory()
     for path, first, until in _by_segment(index, batches):
         with closing(_open(disk, path)) as file:
             for start, stop in _runs(batches[first:until]):
@@ -543,7 +552,7 @@ def _runs(batches: Batches) -> Iterator[tuple[int, int]]:
             first = stop
 
 
-def _read_run(path: str, file: File, batches: Batches, memory: Memory) -> TargetColumns:
+def _read_run(path: str, file: File, batches: Batches, memory: ReadMemory) -> TargetColumns:
     begin = int(batches["offset"][0]) + COLUMNS_AT
     position = begin - int(batches["segment_base"][0]) + FILE_HEADER_BYTES
     starts = batches["offset"].astype(np.int64) - begin

@@ -5,7 +5,7 @@ Two numbers name a message of a group: its *consume sequence*, and the *pull seq
 out. So there are two tables of runs, both rising and disjoint:
 
 - ``handles``, by pull sequence: pulls that a consumer holds, and which word gave the others back. What is in it nowhere
-  was acknowledged, or nobody knows (`realtime.acks`).
+  was acknowledged, or nobody knows (`realtime.words`).
 - ``others``, by consume sequence: messages that are to be pulled again, wait out a pause, or can't be read.
 
 Messages from ``next`` on are new. What lies below ``next``, and neither table nor ``leaving`` has it, is settled.

@@ -29,13 +29,13 @@ from delayd.client.producer import Producer
 from delayd.errors import DelaydError
 from delayd.wire.consuming import AtInstant, AtSequence, End, GroupInfo, Position
 
-from .files import shown_body
+from .file_commands import shown_body
 from .listing import Cell, Column, columns
 from .listing import show as show_rows
 from .main import NOT_BALANCED, OK
-from .message import Due, Walk, Wording, in_bulk, told_unread, walk_all
+from .message_commands import Due, Walk, Wording, in_bulk, told_unread, walk_all
 from .operate import Operator, decision_options, operator_options, run
-from .options import (
+from .shared_options import (
     CommandGroup,
     Shown,
     bundle,

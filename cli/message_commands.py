@@ -28,10 +28,10 @@ from delayd.outcome import MessageState
 from delayd.reading.trace import Trace, trace
 from delayd.wire.asked import AnswerRows, CancelAnswer, RescheduleAnswer
 
-from .files import shown_body
+from .file_commands import shown_body
 from .listing import Cell, Column, columns, progress, show
 from .main import NOT_BALANCED, OK, TRY_LATER, USAGE
-from .options import (
+from .shared_options import (
     Command,
     DataFolder,
     Shown,

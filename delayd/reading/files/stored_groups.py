@@ -198,7 +198,7 @@ def settle(segment: Segment) -> None:
             raise
 
 
-class Memory:
+class ReadMemory:
     """Bytes that are used again for each group or batch: new memory would cost more than reading does."""
 
     def __init__(self, size: int = 0) -> None:
@@ -391,7 +391,7 @@ def salvage(
     bounds: tuple[int, int],
     previous_crc32c: int | None,
     damage: list[DamagedData],
-    memory: Memory,
+    memory: ReadMemory,
     *,
     torn: bool = False,
 ) -> Iterator[Salvaged]:
@@ -453,7 +453,7 @@ def _head(window: "_GroupWindow", position: int, offset: int) -> tuple[memoryvie
         return buffer, parse_header(buffer, 0, window.log_id, offset)
 
 
-def _salvaged(segment: Segment, header: GroupHeader, damage: list[DamagedData], memory: Memory) -> Salvaged:
+def _salvaged(segment: Segment, header: GroupHeader, damage: list[DamagedData], memory: ReadMemory) -> Salvaged:
     position, begin = segment.position(header.offset), content_position(header.batch_count)
     view = memory.view(header.total_bytes)
     # Behind what was read stands another group, which would check.
@@ -501,7 +501,7 @@ class _GroupWindow:
         self._file = segment.file
         self._data = memoryview(b"")
         self._begin = 0
-        self._memory, self._apart = Memory(), Memory()
+        self._memory, self._apart = ReadMemory(), ReadMemory()
 
     def view(self, position: int, size: int) -> memoryview:
         """The bytes from a position on, and those that were read behind them; fewer than ``size`` at the end."""

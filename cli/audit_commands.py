@@ -46,10 +46,10 @@ from delayd.reading.seals import (
 )
 from delayd.secret import Secret
 
-from .hours import EVERY_HOUR, HourRange, HourSteps, all_damage_named, hour_of_name, hours_options
+from .hour_commands import EVERY_HOUR, HourRange, HourSteps, all_damage_named, hour_of_name, hours_options
 from .listing import Cell, Column, ColumnKind, columns, progress, show
 from .main import NOT_BALANCED, OK, Programs
-from .options import (
+from .shared_options import (
     Command,
     Shown,
     confirm,

@@ -22,7 +22,7 @@ from delayd.client.pulling.message import MessageView
 from delayd.errors import BadHeaders, RetryLater
 
 from .listing import printable
-from .options import Command, meta_option, offer_groups, offer_subjects
+from .shared_options import Command, meta_option, offer_groups, offer_subjects
 from .times import duration, duration_text, instant_text
 
 MESSAGES = 500  # Pulled at once.

@@ -203,7 +203,7 @@ Ended = Callable[[Parcel, Split], None]
 """Called once for each parcel, when its rows were told their outcome."""
 
 
-class Sender:
+class BatchSender:
     """Brings parcels to their outcome; used by one producer, on one loop."""
 
     def __init__(self, meta: MetaView, timeout_ms: float, unreached_s: float = 0.0) -> None:

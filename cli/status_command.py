@@ -36,11 +36,11 @@ from delayd.wire.meta import SUBJECTS_MAX, read_routes
 from delayd.wire.requests import RequestType
 from delayd.wire.status import COMMAND_MAX, read_waits
 
-from .groups import tell_missing
-from .listing import Cell, Column, Table, columns, printable, show, size_text, width_of
+from .group_commands import tell_missing
+from .listing import Cell, Column, ListingTable, columns, printable, show, size_text, width_of
 from .main import NOT_BALANCED, OK
 from .operate import run, silence
-from .options import Command, meta_option
+from .shared_options import Command, meta_option
 from .times import duration, duration_text
 
 COLUMNS = columns("role log_id address:spare serves up_ms:duration clock backlog")
@@ -494,7 +494,7 @@ def _text(screen: Screen, width: int | None) -> str:
         if rows:
             out.write("\n" if out.tell() else "")
             # The columns that a narrow screen has no room for are not named each time that it is drawn.
-            Table(shown, out, width).write(rows)
+            ListingTable(shown, out, width).write(rows)
     return out.getvalue()
 
 

@@ -35,13 +35,13 @@ from delayd.machine.identity import LOCK, is_held
 from delayd.machine.state import LMDB_MAGIC, check_stored, read_state_file
 from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.files.directory import KIND_POSITION, need_log_file, open_any
-from delayd.reading.files.groups import TornTail, read_groups
+from delayd.reading.files.stored_groups import TornTail, read_groups
 from delayd.reading.verify import FileReport, FileState, VerifyReport, verify_directory, verify_files
 
-from .hours import in_chunks
+from .hour_commands import in_chunks
 from .listing import Cell, columns, printable, progress, show, size_text
 from .main import NOT_BALANCED, OK
-from .options import DATA_VARIABLE, CommandGroup, DataFolder, Shown, format_option, shown_options
+from .shared_options import DATA_VARIABLE, CommandGroup, DataFolder, Shown, format_option, shown_options
 
 GROUP_COLUMNS = columns(
     "offset:name kind batches:number rows:number size_bytes:size base_sequence:name appended_at_ms:instant "

@@ -36,7 +36,7 @@ from delayd.client.limits import (
     unreached_s,
 )
 from delayd.client.pulling.acks import LEASE_MAX, LEASE_MIN, Backoff
-from delayd.client.sending.options import TIMEOUT_MS
+from delayd.client.sending.send_options import TIMEOUT_MS
 from delayd.errors import BadArgument, BadSetting, BadSubject, BadTags
 from delayd.hours import INSTANT_MS_MAX
 from delayd.wire.consuming import AtInstant, End, Position

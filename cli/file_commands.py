@@ -22,7 +22,7 @@ from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument
 from delayd.machine.disk import RealDisk
 from delayd.reading.export import FORMATS, export_directory
-from delayd.reading.files.groups import Memory
+from delayd.reading.files.stored_groups import ReadMemory
 from delayd.reading.find import (
     BytesPattern,
     FileFinder,
@@ -35,9 +35,9 @@ from delayd.reading.find import (
 )
 from delayd.reading.trace import trace as follow
 
-from .hours import HourRange, HourSteps, LeftOut, hours_options
+from .hour_commands import HourRange, HourSteps, LeftOut, hours_options
 from .listing import Cell, Column, JsonText, columns, printable, progress, show
-from .options import (
+from .shared_options import (
     Command,
     LogIdParam,
     Shown,
@@ -59,7 +59,7 @@ ALONE_TASKS = 2  # So much is searched in this process: to start others would ta
 TASKS_AHEAD = 2  # For each process: one that it searches, and one that waits.
 NICE = 5  # Servers on this machine come first.
 
-_MEMORY = Memory()  # One for each process, which searches one piece at a time.
+_MEMORY = ReadMemory()  # One for each process, which searches one piece at a time.
 
 
 @click.command(cls=Command)

@@ -12,9 +12,9 @@ from delayd.errors import DamagedData, DataError
 from delayd.machine.alarms import Alarms
 from delayd.wire.status import Decision, Quarantined
 
+from .group_window import GroupWord, Offer
 from .groups import Group
-from .index import Run, StoredBatches, Subject
-from .window import GroupWord, Offer
+from .subject_index import Run, StoredBatches, Subject
 
 # Unreadable batches per pull: each costs a read and a checksum, and nobody else is served meanwhile.
 BATCHES_A_PULL = 64
@@ -52,7 +52,7 @@ class Bad:
         return f"rows/{self.subject.name}/{self.offset}"
 
 
-class Quarantine:
+class UnreadableMessages:
     """Batches that were found unreadable in this life; belongs to the loop."""
 
     def __init__(self, stored: StoredBatches, alarms: Alarms) -> None:

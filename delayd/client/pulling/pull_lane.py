@@ -33,8 +33,8 @@ from delayd.client.instants import monotonic_us
 from delayd.client.pulling.acks import (
     Handles,
 )
+from delayd.client.pulling.consume_options import ConsumerSettings
 from delayd.client.pulling.message import Pulled, PulledPart
-from delayd.client.pulling.options import ConsumerSettings
 from delayd.client.routing import RetryWaits, ServerLink, spread_ms
 from delayd.errors import (
     BadRequest,

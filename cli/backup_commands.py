@@ -50,7 +50,15 @@ from delayd.wire.requests import RequestType
 from .listing import Cell, columns, progress, show, size_text
 from .main import NOT_BALANCED, OK, TRY_LATER
 from .operate import Operator, run
-from .options import Command, DataFolder, format_option, meta_option, secret_data_option, secret_of, secret_option
+from .shared_options import (
+    Command,
+    DataFolder,
+    format_option,
+    meta_option,
+    secret_data_option,
+    secret_of,
+    secret_option,
+)
 from .times import instant_text
 
 COLUMNS = columns(
