@@ -8,6 +8,7 @@ Other processes search and this one writes, so memory holds some pieces of files
 import json
 import multiprocessing
 import os
+import re
 import signal
 import time
 import warnings
@@ -246,6 +247,7 @@ def _bytes(text: str | None) -> bytes | None:
     return None if text is None else os.fsencode(text)
 
 
+LIKE_A_RECEIPT = r"[A-Za-z0-9]{44,52}"  # A receipt has 48 letters and digits; a few were lost or typed twice.
 STEP_COLUMNS = columns("step at_ms:instant late_ms:duration detail byte:name,spare file:spare log_id:detail")
 
 
@@ -253,7 +255,10 @@ STEP_COLUMNS = columns("step at_ms:instant late_ms:duration detail byte:name,spa
 @click.argument("subject", shell_complete=offer_subjects)
 @click.argument("which", metavar="SEQUENCE|RECEIPT|KEY")
 @click.option(
-    "--key", "is_key", is_flag=True, help="What is given is a key, also when it has only digits or is a receipt."
+    "--key",
+    "is_key",
+    is_flag=True,
+    help="What is given is a key, also when it has only digits or looks like a receipt.",
 )
 @click.option("--server", type=LogIdParam(), metavar="LOG_ID", help="The delay server that gave the sequence.")
 @data_option
@@ -261,7 +266,8 @@ STEP_COLUMNS = columns("step at_ms:instant late_ms:duration detail byte:name,spa
 def trace(subject: str, which: str, is_key: bool, server: int | None, data: str, form: str) -> None:
     """Follow one message through all logs.
 
-    A RECEIPT names the sequence and the delay server. With a KEY the newest message that took it is followed. The steps
+    A RECEIPT names the sequence and the delay server. With a KEY the newest message that took it is followed; one that
+    looks like a mistyped receipt is refused without --key. The steps
     are `accepted`, `filed`, `due` (the instant that was wished), `claimed` (the message was due and is handed over),
     `appended` by the realtime server, `indexed`, and for each group `pulled` and then `acknowledged`, `given back`,
     `returned` or `lapsed`. In place of `claimed` there may be another outcome, such as `cancelled` or `expired`; or
@@ -311,6 +317,10 @@ def _message_of(word: str, server: int | None) -> tuple[int | str, int | None]:
     try:
         receipt = Receipt.of_token(word)
     except BadArgument:  # Its check bytes tell a receipt from a key.
+        if re.fullmatch(LIKE_A_RECEIPT, word):
+            raise BadArgument(
+                f"{word} looks like a receipt that was mistyped or cut; if it is a key, add --key"
+            ) from None
         return word, server
     if server not in (None, receipt.log_id):
         raise BadArgument(

@@ -568,10 +568,11 @@ class NotWritable(DataError):
 class DiskFull(DataError):
     """The file system or a quota has no space left; the log cuts back what was written (rule L3)."""
 
-    def __init__(self, path: str) -> None:
-        self._fill(
-            f"no space is left for {path}; free some or move the directory to a larger disk", None, {"path": path}
+    def __init__(self, path: str, number: int = errno.ENOSPC) -> None:
+        message = (
+            f"no space is left for {path} ({os.strerror(number)}); free some or move the directory to a larger disk"
         )
+        self._fill(message, None, {"path": path, "errno": number})
 
 
 def key_text(key: bytes) -> str:

@@ -67,8 +67,9 @@ class DelayCore:
         for hour, rows in found.in_doubt.items():
             self.upkeep.mending.doubt(hour, rows, found.given_up[hour], lacks_rows=hour in found.unloaded)
         log.info(
-            "recovered log_id=%016x epoch=%d pending=%d loaded=%d hours=%d",
-            *(self.site.log_id, self.site.epoch, len(found.pending), len(found.wheel), len(found.hours)),
+            "recovered log_id=%016x epoch=%d pending=%d not_filed=%d loaded=%d hours=%d",
+            *(self.site.log_id, self.site.epoch, self.standing.pending),
+            *(len(found.pending), len(found.wheel), len(found.hours)),
         )
 
     def ask_targets_first(self) -> None:

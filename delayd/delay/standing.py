@@ -52,7 +52,7 @@ class Standing:
             "next_sequence": self._intake.next_sequence,
             "message_log_end": self._intake.durable.offset,
             "replay_offset": self._upkeep.checkpointer.replay.offset,
-            "pending": self._pending(),
+            "pending": self.pending,
             "free_bytes": self._intake.reserve.free_bytes,
             "pending_rows": len(self._memory.hours.pending),
             "loaded_rows": len(self._memory.hours.wheel),
@@ -77,7 +77,8 @@ class Standing:
             **lateness.figures(link.sender.lateness for link in links),
         }
 
-    def _pending(self) -> int:
+    @property
+    def pending(self) -> int:
         """All messages without an outcome, loaded or not: those that are filed in unsealed hours and those that are
         not filed yet, without the outcomes of these hours. Outcomes of the last moment are not in it yet.
         """

@@ -18,6 +18,7 @@ shows:
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ BOOT_MARK_DIGITS = 16
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 _NS_PER_MS = 1_000_000
+
+log = logging.getLogger(__name__)
 
 
 class Clock(Protocol):
@@ -114,6 +117,7 @@ class JudgedClock:
                 self._anchor = (previous.wall_ms, previous.boottime_ms)
             else:
                 self._booted_at_ms, self._previous, self.in_boot_doubt = boottime_ms, previous, True
+                log.warning("clock_doubted reason='the machine was restarted' now_ms=%d", wall_ms)
 
     def now_ms(self) -> int:
         """Read and judge the wall clock."""
@@ -126,7 +130,10 @@ class JudgedClock:
         if wall_ms - expected_ms > JUMP_MS and not self._jump_lasted(wall_ms - expected_ms, boottime_ms):
             wall_ms = expected_ms
         else:
-            self._jump = None
+            if self._jump is not None:
+                self._end_jump(wall_ms)
+            elif expected_ms - wall_ms > JUMP_MS:
+                log.warning("clock_set_back by_ms=%d now_ms=%d", expected_ms - wall_ms, wall_ms)
             self._anchor = (wall_ms, boottime_ms)
         if wall_ms > self._latest_ms:
             self._latest_ms = wall_ms
@@ -151,8 +158,10 @@ class JudgedClock:
 
     def trust(self) -> None:
         """Believe the wall clock as it stands, because an operator says so."""
-        self._anchor = (self._sources.wall_ms(), self._sources.boottime_ms())
-        self._jump = None
+        wall_ms = self._sources.wall_ms()
+        self._anchor = (wall_ms, self._sources.boottime_ms())
+        if self._jump is not None:
+            self._end_jump(wall_ms)
         self._believe_boot()
 
     def reference(self, ms: int, boot_mark: str = "") -> None:
@@ -176,12 +185,20 @@ class JudgedClock:
         return ClockEvidence(self._boot_id, boottime_ms, now_ms, self._latest_ms)
 
     def _believe_boot(self) -> None:
+        if self.in_boot_doubt:
+            log.info("clock_believed now_ms=%d", self._sources.wall_ms())
         self._booted_at_ms, self.in_boot_doubt = None, False
+
+    def _end_jump(self, wall_ms: int) -> None:
+        """The wall clock is believed, where it is now: it stayed there, it was set back, or an operator said so."""
+        self._jump = None
+        log.info("clock_believed now_ms=%d", wall_ms)
 
     def _jump_lasted(self, ahead_ms: int, boottime_ms: int) -> bool:
         doubt = self._jump
         if doubt is None or abs(ahead_ms - doubt.ahead_ms) > JUMP_MS:
             # A clock that jumps again while in doubt starts its 30 s anew.
+            log.warning("clock_doubted reason='it was set ahead' by_ms=%d", ahead_ms)
             self._jump = _Doubt(boottime_ms, ahead_ms)
             return False
         return boottime_ms - doubt.since_boottime_ms >= BELIEVED_AFTER_MS

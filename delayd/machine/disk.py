@@ -568,7 +568,7 @@ def _named_errors(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _NO_SPACE:
-            raise DiskFull(path) from error
+            raise DiskFull(path, error.errno) from error
         if error.errno in _NO_RIGHT:
             raise NotWritable(path, os.strerror(error.errno)) from error
         raise

@@ -55,6 +55,7 @@ from delayd.reading.find import FileFinder, FoundRow, Search, WantedMessages
 
 FOLLOWED = (Reason.MOVED, Reason.REPLACED, Reason.DRAINED)
 NEVER_TOOK = tuple(reason_name(reason) for reason in (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT))
+SETTLED = ("acknowledged", "retried", "rejected")  # A group waits for nothing any more behind these words.
 ENDS = {PullOp.ACK: "acknowledged", PullOp.NACK: "given back", PullOp.LAPSED: "lapsed", PullOp.RETURNED: "returned"}
 _Servers = dict[tuple[Role, int], Directory]  # All that are in the data directory, by role and log_id.
 
@@ -99,6 +100,14 @@ class _Follower(NamedTuple):
 
     log_id: int
     sequence: int
+
+
+class _Pulled(NamedTuple):
+    """What groups did with a message: the steps, how it lives on, and the last word of each group."""
+
+    steps: list[Step]
+    lives: list[_NextLife]
+    last: dict[str, str]
 
 
 class _Row(NamedTuple):
@@ -183,9 +192,11 @@ def _trace(disk: Disk, delay: Directory, servers: _Servers, subject: str, sequen
 
 
 def _go_on(found: Trace, after: Trace) -> None:
+    """Add the trace of the row that a message lives on in; it waits for what that row waits for, too."""
     is_elsewhere = after.log_id != found.log_id
     found.steps += [replace(step, log_id=after.log_id) for step in after.steps] if is_elsewhere else after.steps
-    found.deliver_at_ms, found.waits_for = after.deliver_at_ms, after.waits_for
+    found.deliver_at_ms = after.deliver_at_ms
+    found.waits_for = _both(found.waits_for, after.waits_for)
     found.unseen += after.unseen
 
 
@@ -204,11 +215,16 @@ def _live_on(
     next_one = min((row.sequence for row in own), default=None)
     after = None if next_one is None else _trace(disk, delay, servers, life.subject, next_one)
     if after is None:
-        found.waits_for = "its delay server, which has not taken its next life, or has removed it since"
+        lost = "its delay server, which has not taken its next life, or has removed it since"
+        found.waits_for = _both(found.waits_for, lost)
         return
-    _go_on(found, after)
     if life.is_dead and after.steps[-1].what in ("accepted", "filed"):
-        found.waits_for = "an operator, as a dead letter (`delayd dead`)"
+        after.waits_for = "an operator, as a dead letter (`delayd dead`)"
+    _go_on(found, after)
+
+
+def _both(one: str, other: str) -> str:
+    return f"{one}; and {other}" if one and other else one or other
 
 
 def _origin_of(disk: Disk, delay: Directory, subject: str, sequence: int) -> int:
@@ -409,11 +425,15 @@ def _at_target(
         return []
     consume, step = indexed
     found.steps.append(step)
-    pulled, lives = _pulled(disk, target, subject, consume, found)
-    found.steps += pulled
-    if not lives and not any(step.what == "acknowledged" for step in pulled):
-        found.waits_for = "a consumer that acknowledges it" if pulled else "a consumer that pulls it"
-    return lives
+    pulled = _pulled(disk, target, subject, consume, found)
+    found.steps += pulled.steps
+    for group, word in sorted(pulled.last.items()):
+        if word not in SETTLED:
+            does = "acknowledges it" if word == "pulled" else "pulls it again"
+            found.waits_for = _both(found.waits_for, f"a consumer of group {group} that {does}")
+    if not pulled.steps:
+        found.waits_for = "a consumer that pulls it"
+    return pulled.lives
 
 
 def _indexed(disk: Disk, target: Directory, entry: int) -> tuple[int, Step] | None:
@@ -436,16 +456,15 @@ def _entry_position(number: int) -> int:
     return FILE_HEADER_BYTES + number * 8 + number // 512 * 8
 
 
-def _pulled(
-    disk: Disk, target: Directory, subject: str, consume: int, found: Trace
-) -> tuple[list[Step], list[_NextLife]]:
+def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Trace) -> _Pulled:
     """What groups of consumers did with a message, in the order of the pull log, and how it lives on."""
     place = LogPlace(f"{target.path}/pull", FileKind.PULL, target.log_id)
     bases = segment_bases(disk, place)
-    if not bases:
-        return [], []
     steps: list[Step] = []
     lives: list[_NextLife] = []
+    last: dict[str, str] = {}
+    if not bases:
+        return _Pulled(steps, lives, last)
     names: dict[int, tuple[str, str]] = {}
     pulls: set[tuple[int, int]] = set()  # Group and pull sequence of each time that it was given out.
     unknown: set[int] = set()
@@ -462,6 +481,7 @@ def _pulled(
         if isinstance(record, GroupMoved):
             pulls -= {(record.group_id, at) for at in held}
             steps += [Step("let go", None, path, position, f"group {own[1]} was moved")] * len(held)
+            last |= {own[1]: "let go"} if held else {}
             continue
         if isinstance(record, RetryDecided):
             for row in decode_rows(record.rows):
@@ -471,6 +491,7 @@ def _pulled(
                     why = f": {row.reason or row.error}" if row.reason or row.error else ""
                     what, detail = ("rejected", "") if row.reason else ("retried", f", due {due}Z")
                     steps.append(Step(what, record.at_ms, path, position, f"group {own[1]}{detail}{why}"))
+                    last[own[1]] = what
                     whose = parse_retry_subject(subject)
                     again = retry_subject(target.log_id, record.group_id) if whose is None else subject
                     lives.append(_NextLife(record.origin, again, row.due_ms, bool(row.reason)))
@@ -489,9 +510,10 @@ def _pulled(
             pulls.discard((record.group_id, hit))
             what, detail = ENDS[record.op], f"group {own[1]}"
         steps.append(Step(what, record.at_ms, path, position, detail))
+        last[own[1]] = what
     if bases[0] > 0 or unknown:
         found.unseen.append("pulls of groups whose records a checkpoint has removed from the pull log")
-    return steps, lives
+    return _Pulled(steps, lives, last)
 
 
 def _records(

@@ -146,8 +146,9 @@ def test_all_that_is_pending_and_free_and_kept_is_shown_and_for_whom(servers: Up
     assert delay["counters"]["pending"] == 10 and delay["counters"]["free_bytes"] > 0
     assert (realtime["kept_for"]["subject"], realtime["kept_for"]["group"]) == ("orders", "billing")
     servers.kill("delay")
-    # A restart forgets none of them.
+    # A restart forgets none of them, and its log has the same figure.
     until_code(servers, 0, " 10 pending")
+    assert servers.errors.rpartition(" recovered ")[2].partition(" pending=")[2].startswith("10 not_filed=")
 
 
 def test_dead_letters_are_counted_from_a_start_and_the_line_says_since_when(tmp_path: Path) -> None:

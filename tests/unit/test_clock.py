@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from delayd.machine.clock import BELIEVED_AFTER_MS, JUMP_MS
@@ -156,3 +158,40 @@ def test_rule_T4_a_restart_while_the_boot_is_in_doubt_makes_nothing_believed() -
     assert not again.confirmed and again.stamp_ms() == START_MS
     again.advance(BELIEVED_AFTER_MS)
     assert again.confirmed
+
+
+def test_each_step_of_the_clock_that_is_not_small_is_told_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = SimClock()
+
+    def told() -> list[str]:
+        for _ in range(3):
+            clock.now_ms()
+        lines = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    clock.step_wall(JUMP_MS)
+    assert told() == []
+    clock.step_wall(HOUR_MS)
+    assert told() == [f"clock_doubted reason='it was set ahead' by_ms={HOUR_MS}"]
+    clock.step_wall(2 * HOUR_MS)
+    assert told() == [f"clock_doubted reason='it was set ahead' by_ms={3 * HOUR_MS}"]
+    clock.advance(BELIEVED_AFTER_MS)
+    assert told() == [f"clock_believed now_ms={clock.now_ms()}"]
+    clock.step_wall(-HOUR_MS)
+    assert told() == [f"clock_set_back by_ms={HOUR_MS} now_ms={clock.now_ms()}"]
+    clock.step_wall(HOUR_MS)
+    told()
+    clock.trust()
+    assert told() == [f"clock_believed now_ms={clock.now_ms()}"]
+
+
+def test_a_restart_of_the_machine_is_told_in_the_log_until_the_clock_is_believed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = SimClock().reboot()
+    clock.now_ms()
+    clock.reference(clock.now_ms())
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["clock_doubted", "clock_believed"]

@@ -207,7 +207,8 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         was_blocked, self.blocked = bool(self.blocked), next(iter(full.values()), "")
         if was_blocked != bool(full):
             # Without durable outcomes nothing more may leave: here deliveries stop and go on again.
-            log.log(logging.WARNING if full else logging.INFO, "dispatch_logs_full hours=%d", len(full))
+            level = logging.WARNING if full else logging.INFO
+            log.log(level, "dispatch_logs_full hours=%d reason=%r", len(full), self.blocked)
 
     def look(self) -> None:
         """Check whether the open files are still in place: write a removed one again, and set others aside."""

@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import delayd
 from delayd.outcome import Outcome, Reason
 from tests.books import HOUR_MS, START_MS, Books
+from tests.waiting import wait_until
 
 from .runner import run
 
@@ -50,3 +54,39 @@ def test_a_rejected_message_never_took_the_key(books: Books) -> None:
     assert [name for name, _ in _steps(books, "orders", "order-42")] == ["accepted", "filed", "next"]
     steps = _steps(books, "orders", "2")
     assert steps[1][0] == "rejected" and "because of sequence 1" in steps[1][1]
+
+
+TOKEN = delayd.Receipt(delayd.LogId(7), 42, START_MS, START_MS, False, False).token
+
+
+@pytest.mark.parametrize("broken", [TOKEN[:-1], TOKEN[1:], f"{TOKEN}x", f"0{TOKEN[1:]}", f"{TOKEN[:20]}{TOKEN[21:]}"])
+def test_a_broken_receipt_is_named_and_no_key(books: Books, broken: str) -> None:
+    ran = run("trace", "orders", broken, "--data", books.root)
+    assert ran.code == 2 and f"{broken} looks like a receipt that was mistyped or cut" in ran.err, ran
+    as_key = run("trace", "orders", broken, "--key", "--data", books.root)
+    assert as_key.code == 2 and "no message of that subject and key" in as_key.err, as_key
+
+
+@pytest.mark.parametrize("again", ["now", "later"])
+def test_each_group_that_has_not_acknowledged_is_waited_for(tmp_path: Path, again: str) -> None:
+    with delayd.open(tmp_path) as home, home.producer() as producer:
+        receipt = producer.send("s", b"1", delay=timedelta(0))
+        for group in ("done", "again", "held"):
+            with home.consumer("s", group, prefetch=False) as consumer:
+                (message,) = consumer.pull(1, wait=timedelta(seconds=20))
+                if group == "done":
+                    message.ack()
+                elif group == "again":
+                    message.nack(timedelta(0) if again == "now" else timedelta(hours=1))
+                    state = delayd.MessageState.DISPATCHED if again == "now" else delayd.MessageState.PENDING
+                    wait_until(partial(_is, producer, receipt, state))
+    told = json.loads(run("trace", "s", receipt.token, "--data", str(tmp_path), "--format", "json").out)[-1]
+    assert told["step"] == "next"
+    waits = told["detail"].partition("waits for ")[2]
+    own = "a consumer of group again that pulls it again; and " if again == "now" else ""
+    assert waits.startswith(f"{own}a consumer of group held that acknowledges it"), waits
+    assert "group done" not in waits and ("its instant" in waits) == (again == "later"), waits
+
+
+def _is(producer: delayd.Producer, receipt: delayd.Receipt, state: delayd.MessageState) -> bool:
+    return producer.get("s", receipt=receipt, group="again").state is state

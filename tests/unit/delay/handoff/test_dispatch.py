@@ -1,5 +1,9 @@
 """Dispatch: what is due leaves, what can't leave waits and holds up nobody, and what is refused is given up late."""
 
+import errno
+import logging
+import os
+
 import pytest
 
 from delayd.delay.books.outcomes import list_dispatch_logs, read_outcomes
@@ -8,6 +12,7 @@ from delayd.delay.handoff.sender import BATCHES_A_FRAME, REFUSED_AGAIN_MS
 from delayd.errors import BatchMalformed, DiskReserve, DispatchRefused
 from delayd.log.segment import FileKind, open_segment
 from delayd.outcome import Outcome
+from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
 from tests.worlds.delay import FOLDER, TARGET_IDS, World, wanted
 from tests.worlds.target import FakeTarget
@@ -122,6 +127,22 @@ def test_a_full_disk_with_refused_rows_does_not_spin() -> None:
         world.clock.advance(max(1, world.idle_ms()))
         world.settle()
     assert sum(nap <= 0 for nap in naps) <= 2, naps
+
+
+def test_a_full_disk_of_outcomes_is_told_with_the_error_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world = World()
+    world.send(wanted(1, 2_000, "m"))
+    world.pass_ms(500)
+    world.disk.capacity_bytes = world.disk.used_bytes
+    world.pass_ms(5_000)
+    (told,) = (line for line in caplog.messages if line.startswith("dispatch_logs_full"))
+    assert told.startswith("dispatch_logs_full hours=1 reason='no space is left for ")
+    assert os.strerror(errno.ENOSPC) in told and "free some or move the directory to a larger disk" in told
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    world.pass_ms(5_000)
+    assert caplog.messages[-1].startswith("dispatch_logs_full hours=0")
+    world.check_books()
 
 
 def test_rule_P6_segments_go_when_no_checkpoint_reader_or_row_needs_them() -> None:
