@@ -8,6 +8,7 @@ from datetime import timedelta
 from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.consume_options import BACKOFF
 from delayd.client.pulling.consumer import AsyncConsumer
+from tests.unit.client.core_server import SUBJECT
 from tests.unit.client.world import World
 from tests.waiting import until
 
@@ -25,7 +26,7 @@ def consumer_of(
 ) -> AsyncConsumer:
     return AsyncConsumer(
         address=world.address,
-        subject="orders",
+        subject=SUBJECT,
         group="g",
         lease=lease,
         prefetch=prefetch,

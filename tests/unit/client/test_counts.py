@@ -85,7 +85,7 @@ def test_a_message_that_is_acknowledged_costs_as_many_calls_as_these() -> None:
         for _ in range(300):
             world.realtime.add(b"1")
         costs: list[int] = []
-        async with AsyncConsumer(world.address, "a", "g") as consumer:
+        async with AsyncConsumer(world.address, "orders", "g") as consumer:
             with counting() as counted:
                 async for message in consumer:
                     await message.ack(wait=False)

@@ -64,7 +64,11 @@ def test_rule_T2_a_caller_whose_clock_is_frozen_sends_and_pulls_as_any_other(fro
         do(partial(add_messages, world, 3))
         now_ms = time.time_ns() // 1_000_000
         soon = datetime.now(UTC) + timedelta(hours=1)
-        with freeze_time(frozen), Producer(world.address) as producer, Consumer(world.address, "a", "g") as consumer:
+        with (
+            freeze_time(frozen),
+            Producer(world.address) as producer,
+            Consumer(world.address, "orders", "g") as consumer,
+        ):
             after = producer.send("a", b"x", delay=timedelta(seconds=5)).deliver_at_ms
             at = producer.send("a", b"x", deliver_at=soon).deliver_at_ms
             pulled = [next(consumer).body for _ in range(3)]
@@ -107,7 +111,7 @@ def test_rule_I2_a_child_that_ends_leaves_the_sockets_of_its_parent_alone() -> N
 def test_rule_I2_a_consumer_works_in_a_child_too() -> None:
     with world_aside() as (world, do):
         do(partial(add_messages, world, 4))
-        with Consumer(world.address, "a", "g", max_messages=2, prefetch=False) as consumer:
+        with Consumer(world.address, "orders", "g", max_messages=2, prefetch=False) as consumer:
             consumer.pull().ack()
             child = fork()
             if child == 0:
@@ -214,7 +218,7 @@ def used(kind: type[Client], use: Callable[..., Called], world: World) -> Iterat
         async def made() -> Client:
             if issubclass(kind, Producer | AsyncProducer):
                 return kind(world.address)
-            return kind(world.address, "a", "g", prefetch=False)
+            return kind(world.address, "orders", "g", prefetch=False)
 
         def do(function: Callable[[], Called]) -> None:
             if kind in (Producer, Consumer):
@@ -330,7 +334,7 @@ asyncio.run(main())
 
 CONSUMES = """
 import sys, delayd
-consumer = delayd.Consumer(sys.argv[1], "a", "g")
+consumer = delayd.Consumer(sys.argv[1], "orders", "g")
 for message in consumer:
     message.ack(wait=False)
     if message.sequence == 20:

@@ -18,7 +18,7 @@ from delayd.client import instants, routing
 from delayd.client.pulling import consumer, consumer_core
 from delayd.client.sending.send_options import TIMEOUT_MS
 from delayd.hours import INSTANT_MS_MIN
-from tests.unit.client.realtime import SmallRealtime
+from tests.unit.client.core_server import CoreServer
 from tests.unit.client.servers import SmallDelay, SmallMeta, SmallServer
 from tests.unit.net import loopback
 from tests.waiting import DEADLINE_S
@@ -38,7 +38,7 @@ class World:
     def __init__(self) -> None:
         self.meta = SmallMeta()
         self.delay = SmallDelay(101)
-        self.realtime = SmallRealtime(201)
+        self.realtime = CoreServer(201)
         self.servers: list[SmallServer] = [self.meta, self.delay, self.realtime]
 
     @property
@@ -123,8 +123,7 @@ def world_aside() -> Iterator[tuple[World, Callable[[Callable[[], R]], R]]]:
 
 
 def add_messages(world: World, count: int) -> None:
-    for row in range(count):
-        world.realtime.add(b"%d" % row)
+    world.realtime.add(*(b"%d" % row for row in range(count)))
 
 
 def fork() -> int:

@@ -8,7 +8,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,27 +18,59 @@ import pytest
 import delayd
 from delayd.errors import BadArgument
 from delayd.testing import InMemoryBroker
-from delayd.worker.verdicts import verdict_of
-from tests.unit.client.world import THREADS_AT_A_FORK, World, add_messages, on_loop, on_steady_loop
-from tests.unit.worker.workers import GROUP, SUBJECT, serving, settled, worker_of
+from tests.unit.client.world import THREADS_AT_A_FORK, World, on_loop
 from tests.waiting import DEADLINE_S, until, wait_until
 
+SUBJECT, GROUP = "orders", "g"
+AT_ONCE = timedelta(0)
+QUICK = delayd.Backoff(first=timedelta(milliseconds=20), most=timedelta(milliseconds=60), jitter=0)
+TIME_LIMIT = timedelta(milliseconds=120)
 
-def handled(register: Callable[[delayd.Worker], object], *bodies: bytes) -> World:
-    """A world after a worker has settled these bodies, each once."""
-    worlds: list[World] = []
 
-    async def scenario(world: World) -> None:
-        worlds.append(world)
-        for body in bodies:
-            world.realtime.add(body)
-        worker = worker_of(world)
-        register(worker)
-        async with serving(worker):
-            await settled(world, len(bodies))
+class Shop:
+    """A worker beside servers in memory. What it left of the messages is known once it has stopped."""
 
-    on_loop(scenario)
-    return worlds[0]
+    def __init__(self, broker: InMemoryBroker, middleware: tuple[object, ...], drain: timedelta) -> None:
+        self.broker = broker
+        self.worker = delayd.Worker(broker.address, middleware=middleware, drain=drain)
+        self.on = functools.partial(self.worker.on, group=GROUP, backoff=QUICK)
+        self.failed: list[ZeroDivisionError] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def work(self, *bodies: bytes) -> None:
+        """Have these messages, and a worker for them from now on."""
+        with self.broker.producer() as producer:
+            for body in bodies:
+                producer.send(SUBJECT, body, delay=AT_ONCE)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread.ident is not None:
+            self.worker.stop()
+            self._thread.join()
+
+    def left(self) -> list[tuple[bytes, int]]:
+        """What its group still has to do: body and attempt."""
+        self.stop()
+        with self.broker.consumer(SUBJECT, GROUP) as consumer:
+            batch = consumer.pull(wait=timedelta(milliseconds=300))
+            return [(message.body, message.attempt) for message in batch]
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except ZeroDivisionError as error:
+            self.failed.append(error)
+
+
+@contextmanager
+def shop(*middleware: object, drain: timedelta = timedelta(seconds=30)) -> Iterator[Shop]:
+    with InMemoryBroker(tick=True) as broker:
+        made = Shop(broker, middleware, drain)
+        try:
+            yield made
+        finally:
+            made.stop()
 
 
 class Called:
@@ -78,7 +111,7 @@ def handlers(seen: list[object]) -> list[tuple[Callable[..., Any], object]]:
         (body_alone, b"x"),
         (body_and_message, (b"x", b"x", 1)),
         (message_by_keyword, (b"x", b"x")),
-        (message_alone, (SUBJECT, b"x")),
+        (message_alone, (f"{SUBJECT}.3", b"x")),
         (coroutine, (b"x", b"x")),
         (others, (b"x", 3, ())),
         (functools.partial(bound, 1), (1, b"x")),
@@ -88,21 +121,29 @@ def handlers(seen: list[object]) -> list[tuple[Callable[..., Any], object]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(len(handlers([]))))
-def test_a_handler_gets_what_its_parameters_ask_for(number: int) -> None:
-    seen: list[object] = []
-    handler, expected = handlers(seen)[number]
-    handled(lambda worker: worker.on(SUBJECT, group=GROUP)(handler), b"x")
-    assert seen == [expected]
-
-
-def test_with_pass_message_the_second_parameter_gets_it_whatever_its_name() -> None:
-    seen: list[object] = []
-    handled(
-        lambda worker: worker.on(SUBJECT, group=GROUP, pass_message=True)(lambda body, m: seen.append((body, m.body))),
-        b"x",
-    )
-    assert seen == [(b"x", b"x")]
+def test_a_handler_gets_what_its_parameters_ask_for() -> None:
+    seen: list[list[object]] = []
+    expected: list[object] = []
+    with InMemoryBroker(tick=True) as broker, broker.producer() as producer:
+        worker = delayd.Worker(broker.address)
+        for number in range(len(handlers([]))):
+            seen.append([])
+            handler, gets = handlers(seen[-1])[number]
+            expected.append(gets)
+            worker.on(f"{SUBJECT}.{number}", group=GROUP)(handler)
+            producer.send(f"{SUBJECT}.{number}", b"x", delay=AT_ONCE)
+        seen.append([])
+        expected.append((b"x", b"x"))
+        worker.on("named", group=GROUP, pass_message=True)(lambda body, m: seen[-1].append((body, m.body)))
+        producer.send("named", b"x", delay=AT_ONCE)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            wait_until(lambda: all(seen), lambda: seen)
+        finally:
+            worker.stop()
+            thread.join()
+    assert seen == [[each] for each in expected]
 
 
 def nothing() -> None:
@@ -171,9 +212,19 @@ class Unspeakable(Exception):
 
 
 def test_an_exception_that_has_no_text_or_too_much_is_told_anyhow() -> None:
-    assert verdict_of(ValueError()).error == "ValueError"
-    assert len(verdict_of(ValueError("x" * 10_000)).error) == 2_000
-    assert "Unspeakable" in verdict_of(Unspeakable()).error
+    errors = {b"none": ValueError(), b"long": ValueError("x" * 10_000), b"unspeakable": Unspeakable()}
+    told: dict[bytes, str] = {}
+    with shop() as made:
+
+        @made.on(SUBJECT)
+        def handle(body: bytes, message: delayd.AsyncMessage) -> None:
+            if message.attempt == 1:
+                raise errors[body]
+            told[body] = message.last_error
+
+        made.work(*errors)
+        wait_until(lambda: len(told) == 3)
+    assert told[b"none"] == "ValueError" and "Unspeakable" in told[b"unspeakable"] and len(told[b"long"]) == 2_000
 
 
 class Notes:
@@ -212,56 +263,40 @@ class AsyncNotes:
         self.inner.error(message, exception)
 
 
-def played(handler: Callable[..., Any], *middleware: object, counted: int = 0) -> None:
-    """One message is handled until it is acknowledged."""
-
-    async def scenario(world: World) -> None:
-        world.realtime.add(b"x")
-        worker = worker_of(world, middleware=middleware)
-        worker.on(SUBJECT, group=GROUP)(handler)
-        async with serving(worker):
-            await settled(world, 1, counted)
-
-    on_loop(scenario)
-
-
 @pytest.mark.parametrize("is_coroutine", [False, True])
 def test_errors_are_told_in_reverse_and_a_retry_is_one(is_coroutine: bool) -> None:
     notes: list[tuple[object, ...]] = []
-    tries: list[bytes] = []
 
-    def fails_first(body: bytes) -> None:
-        tries.append(body)
-        if len(tries) == 1:
+    def fails_first(body: bytes, message: delayd.AsyncMessage) -> None:
+        if message.attempt == 1:
             raise delayd.Retry
 
-    async def fails_first_on_loop(body: bytes) -> None:
-        fails_first(body)
+    async def fails_first_on_loop(body: bytes, message: delayd.AsyncMessage) -> None:
+        fails_first(body, message)
 
-    handler = fails_first_on_loop if is_coroutine else fails_first
-    played(handler, Notes("a", notes), AsyncNotes("b", notes), counted=1)
-    assert notes[:4] == [
-        ("a", "before", b"x"),
-        ("b", "before", b"x"),
-        ("b", "error", delayd.Retry),
-        ("a", "error", delayd.Retry),
-    ]
+    with shop(Notes("a", notes), AsyncNotes("b", notes)) as made:
+        made.on(SUBJECT)(fails_first_on_loop if is_coroutine else fails_first)
+        made.work(b"x")
+        wait_until(lambda: len(notes) == 8)
+        assert made.left() == []
+    began = [("a", "before", b"x"), ("b", "before", b"x")]
+    assert notes[:4] == [*began, ("b", "error", delayd.Retry), ("a", "error", delayd.Retry)]
+    assert notes[4:6] == began and {note[1] for note in notes[6:]} == {"after"}
 
 
 def test_a_before_that_raises_counts_as_the_handler_and_only_those_that_had_begun_hear_of_it() -> None:
     notes: list[tuple[object, ...]] = []
+    handled: list[bytes] = []
 
     class Refuses:
-        def __init__(self) -> None:
-            self.refused = False
-
         def before(self, message: delayd.AsyncMessage) -> None:
-            if not self.refused:
-                self.refused = True
+            if message.attempt == 1:
                 raise PermissionError
 
-    handled: list[bytes] = []
-    played(handled.append, Notes("a", notes), Refuses(), Notes("c", notes), counted=1)
+    with shop(Notes("a", notes), Refuses(), Notes("c", notes)) as made:
+        made.on(SUBJECT)(handled.append)
+        made.work(b"x")
+        wait_until(lambda: bool(handled))
     assert notes[:2] == [("a", "before", b"x"), ("a", "error", PermissionError)]
     assert handled == [b"x"], "the first attempt did not reach the handler"
 
@@ -272,7 +307,11 @@ def test_an_after_that_raises_changes_nothing_because_the_work_is_done(caplog: p
             raise SystemExit("no")
 
     notes: list[tuple[object, ...]] = []
-    played(lambda body: 1, Notes("a", notes), Fails())
+    with shop(Notes("a", notes), Fails()) as made:
+        made.on(SUBJECT)(lambda body: 1)
+        made.work(b"x")
+        wait_until(lambda: len(notes) == 2)
+        assert made.left() == []
     assert notes[-1] == ("a", "after", 1)
     assert "middleware_failed middleware=Fails hook=after" in caplog.text
 
@@ -320,165 +359,122 @@ def test_a_worker_without_a_slot_gives_its_lead_up_after_the_window(caplog: pyte
     ]
 
 
-# Longer than a steady loop's time goes on while the machine stands still.
-TIME_LIMIT = timedelta(milliseconds=120)
-
-
-Made = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def plain(work: Callable[..., Any]) -> Callable[..., Any]:
-    return work
-
-
-def coroutine(work: Callable[..., Any]) -> Callable[..., Any]:
-    async def handle(body: Any) -> Any:
-        return work(body)
-
-    return handle
-
-
-KINDS = pytest.mark.parametrize("kind", [plain, coroutine])
-
-
 @pytest.mark.filterwarnings(THREADS_AT_A_FORK)
 def test_a_process_that_a_handler_forks_ends_with_the_handler() -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker, children = worker_of(world), list[int]()
+    children: list[int] = []
 
-        def handle(body: bytes) -> None:
-            child = os.fork()
-            if child:
-                children.append(child)
+    def handle(body: bytes) -> None:
+        child = os.fork()
+        if child:
+            children.append(child)
 
-        worker.on(SUBJECT, group=GROUP)(handle)
-        async with serving(worker):
-            await settled(world, 1)
-            pid, status = await asyncio.to_thread(os.waitpid, children[0], 0)
-            assert pid == children[0] and os.waitstatus_to_exitcode(status) == 0
-        assert world.realtime.acked == [0]
-
-    on_loop(scenario)
+    with shop() as made:
+        made.on(SUBJECT)(handle)
+        made.work(b"x")
+        wait_until(lambda: bool(children))
+        pid, status = os.waitpid(children[0], 0)
+        assert pid == children[0] and os.waitstatus_to_exitcode(status) == 0
+        assert made.left() == []
 
 
-def test_a_coroutine_that_swallows_its_cancellation_is_named_and_loses_its_message(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_a_handler_over_its_time_limit_keeps_its_slot_and_loses_its_message(
+    is_coroutine: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
+    go_on, tries = threading.Event(), list[bytes]()
 
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker, go_on = worker_of(world), asyncio.Event()
+    def hangs(body: bytes) -> None:
+        tries.append(body)
+        if len(tries) == 1:
+            go_on.wait()
 
-        async def handle(body: bytes) -> None:
+    async def swallows(body: bytes) -> None:
+        tries.append(body)
+        while len(tries) == 1 and not go_on.is_set():
             try:
-                await go_on.wait()
+                await asyncio.sleep(0.01)
             except asyncio.CancelledError:
-                await go_on.wait()
+                pass
 
-        worker.on(SUBJECT, group=GROUP, concurrency=1, lease=timedelta(seconds=1), time_limit=TIME_LIMIT)(handle)
-        async with serving(worker):
-            await settled(world, 0, counted=1)
-            assert "slot_lost" in caplog.text
-            go_on.set()
-            await settled(world, 1)
-        assert len(world.realtime.counted) == 1
-
-    on_steady_loop(scenario)
+    with shop() as made:
+        made.on(SUBJECT, concurrency=1, time_limit=TIME_LIMIT)(swallows if is_coroutine else hangs)
+        made.work(b"0", b"1")
+        wait_until(lambda: "slot_lost" in caplog.text)
+        time.sleep(0.1)
+        assert len(tries) == 1, "the only slot is lost"
+        go_on.set()
+        wait_until(lambda: len(tries) == 3)
+        assert made.left() == []
+    assert sorted(tries) in ([b"0", b"0", b"1"], [b"0", b"1", b"1"])
     assert "slot_free_again" in caplog.text
-
-
-def test_a_function_over_its_time_limit_keeps_its_slot_and_loses_its_message(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker, tries, go_on = worker_of(world), list[bytes](), threading.Event()
-
-        def handle(body: bytes) -> None:
-            tries.append(body)
-            if len(tries) == 1:
-                go_on.wait()
-
-        worker.on(SUBJECT, group=GROUP, concurrency=1, time_limit=TIME_LIMIT)(handle)
-        async with serving(worker):
-            await settled(world, 0, counted=1)
-            world.realtime.add(b"next")
-            await asyncio.sleep(0.05)
-            assert tries == [b"0"], "the only slot is lost"
-            go_on.set()
-            await settled(world, 2)
-        assert sorted(world.realtime.acked) == [0, 1] and len(world.realtime.counted) == 1
-
-    on_steady_loop(scenario)
-    assert "slot_lost" in caplog.text and "slot_free_again" in caplog.text
     assert "not_acknowledged" not in caplog.text, "the message is settled once"
 
 
-@KINDS
-def test_messages_of_handlers_that_outlast_the_drain_go_back_uncounted(kind: Made) -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker, began, go_on = worker_of(world, drain_s=0.03), list[bytes](), threading.Event()
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_messages_of_handlers_that_outlast_the_drain_go_back_uncounted(is_coroutine: bool) -> None:
+    began, go_on = list[bytes](), threading.Event()
 
-        async def slow(body: bytes) -> None:
-            began.append(body)
-            await asyncio.sleep(3600)
+    async def slow(body: bytes) -> None:
+        began.append(body)
+        await asyncio.sleep(3600)
 
-        def slow_thread(body: bytes) -> None:
-            began.append(body)
-            go_on.wait()
+    def slow_thread(body: bytes) -> None:
+        began.append(body)
+        go_on.wait()
 
-        worker.on(SUBJECT, group=GROUP)(slow_thread if kind is plain else slow)
-        async with serving(worker):
-            await until(lambda: bool(began))
-        assert world.realtime.returned == [(0, 1)] and not world.realtime.counted and not world.realtime.acked
+    with shop(drain=timedelta(milliseconds=30)) as made:
+        made.on(SUBJECT)(slow if is_coroutine else slow_thread)
+        made.work(b"x")
+        wait_until(lambda: bool(began))
+        assert made.left() == [(b"x", 1)]
         go_on.set()
-
-    on_loop(scenario)
 
 
 def test_when_serve_is_cancelled_the_messages_go_back_uncounted() -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker, began = worker_of(world), list[bytes]()
+    async def scenario(made: Shop) -> None:
+        began = asyncio.Event()
 
-        @worker.on(SUBJECT, group=GROUP)
+        @made.on(SUBJECT)
         async def slow(body: bytes) -> None:
-            began.append(body)
+            began.set()
             await asyncio.sleep(3600)
 
-        serve = asyncio.get_running_loop().create_task(worker.serve())
-        await until(lambda: bool(began))
+        async with delayd.AsyncProducer(made.broker.address) as producer:
+            await producer.send(SUBJECT, b"x", delay=AT_ONCE)
+        serve = asyncio.get_running_loop().create_task(made.worker.serve())
+        await began.wait()
         serve.cancel()
         with pytest.raises(asyncio.CancelledError):
             await serve
-        assert world.realtime.returned == [(0, 1)]
 
-    on_loop(scenario)
+    with shop() as made:
+        asyncio.run(scenario(made))
+        assert made.left() == [(b"x", 1)]
 
 
 def test_acknowledgements_that_fail_are_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker, began, go_on = worker_of(world), list[bytes](), asyncio.Event()
+        world.realtime.add(b"x")
+        worker, began, go_on = delayd.Worker(world.address), list[bytes](), asyncio.Event()
 
         @worker.on(SUBJECT, group=GROUP)
         async def handle(body: bytes) -> None:
             began.append(body)
             await go_on.wait()
 
-        async with serving(worker):
-            await until(lambda: bool(began))
-            world.realtime.restart()  # It no longer holds the message for this consumer.
-            go_on.set()
-            await settled(world, 1)
-            world.realtime.add(b"next")
-            await settled(world, 2)
+        serve = asyncio.get_running_loop().create_task(worker.serve())
+        await until(lambda: bool(began))
+        world.realtime.end_leases()
+        go_on.set()
+        await until(lambda: "not_acknowledged" in caplog.text)
+        world.realtime.add(b"next")
+        await until(lambda: {*world.realtime.acked} == {0, 1})
+        worker.stop()
+        await serve
 
     on_loop(scenario)
-    assert "not_acknowledged" in caplog.text and "stale_handle" in caplog.text
+    assert "stale_handle" in caplog.text
 
 
 def test_a_coroutine_that_blocks_the_loop_is_named_in_the_log(
@@ -486,20 +482,14 @@ def test_a_coroutine_that_blocks_the_loop_is_named_in_the_log(
 ) -> None:
     monkeypatch.setattr("delayd.worker.worker.TICK_S", 0.01)
     monkeypatch.setattr("delayd.worker.worker.BLOCKED_S", 0.05)
+    with shop() as made:
 
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker = worker_of(world)
-
-        @worker.on(SUBJECT, group=GROUP)
+        @made.on(SUBJECT)
         async def blocks(body: bytes) -> None:
             time.sleep(0.2)  # noqa: ASYNC251 - what nobody should do.
 
-        async with serving(worker):
-            await settled(world, 1)
-            await until(lambda: "loop_blocked" in caplog.text)
-
-    on_loop(scenario)
+        made.work(b"x")
+        wait_until(lambda: "loop_blocked" in caplog.text)
     assert "blocks" in caplog.text
 
 
@@ -508,12 +498,8 @@ def test_a_bug_of_the_worker_ends_serve_with_its_error(monkeypatch: pytest.Monke
         raise ZeroDivisionError
 
     monkeypatch.setattr("delayd.worker.verdicts.Settler.settle", broken)
-
-    async def scenario(world: World) -> None:
-        add_messages(world, 1)
-        worker = worker_of(world, drain_s=0)
-        worker.on(SUBJECT, group=GROUP)(lambda body: None)
-        with pytest.raises(ZeroDivisionError):
-            await worker.serve()
-
-    on_loop(scenario)
+    with shop(drain=AT_ONCE) as made:
+        made.on(SUBJECT)(lambda body: None)
+        made.work(b"x")
+        wait_until(lambda: bool(made.failed))
+    assert isinstance(made.failed[0], ZeroDivisionError)
