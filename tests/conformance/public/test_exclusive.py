@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import delayd
-from tests.conformance.public.desk import AT_ONCE, LONG, Desk
+from tests.conformance.public.desk import AT_ONCE, LONG, MOMENT, Desk
 from tests.waiting import holds_in_time
 
 
@@ -51,11 +51,23 @@ def test_a_lead_goes_on_as_long_as_it_lives(desk: Desk) -> None:
     holds_in_time(timedelta(seconds=1), judged, delayd.DelaydError)
 
 
-def test_who_would_share_an_exclusive_group_is_refused(desk: Desk) -> None:
-    desk.send(b"1")
-    desk.one(desk.consumer(exclusive=True)).ack()
+@pytest.mark.parametrize("way", ["alone", "list", "pattern"])
+def test_who_would_share_an_exclusive_group_is_refused_and_nobody_leads_one_that_is_shared(
+    desk: Desk, way: str
+) -> None:
+    ways: dict[str, str | list[str]] = {"list": [desk.subject], "pattern": f"{desk.subject}.>"}
+    subject = ways.get(way, desk.subject)
+    led = f"{desk.subject}.led" if way == "pattern" else desk.subject
+    desk.producer.send(led, b"1", delay=AT_ONCE)
+    desk.one(desk.consumer(subject=led, exclusive=True)).ack()
     with pytest.raises(delayd.errors.ExclusiveConflict):
-        desk.consumer().pull(wait=AT_ONCE)
+        desk.consumer(subject=subject).pull(wait=MOMENT)
+    if way == "alone":
+        return  # Who comes to a group that others have left leads it.
+    desk.producer.send(led, b"2", delay=AT_ONCE)
+    desk.one(desk.consumer("shared", subject=subject)).ack()
+    with pytest.raises(delayd.errors.ExclusiveConflict):
+        desk.consumer("shared", subject=led, exclusive=True).pull(wait=AT_ONCE)
 
 
 @pytest.mark.parametrize("window", [timedelta(0), timedelta(hours=1), 5])

@@ -80,21 +80,6 @@ def test_rule_T3_jobs_go_on_at_their_pace_after_a_step_of_the_wall_clock(tmp_pat
     asyncio.run(scenario())
 
 
-def test_a_job_that_fails_is_told_to_the_loop_and_not_only_to_a_log(tmp_path: Path) -> None:
-    told: list[BaseException] = []
-
-    def job() -> None:
-        raise ZeroDivisionError
-
-    async def scenario() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
-        with a_home(tmp_path, job):
-            await until(lambda: bool(told), "the error")
-
-    asyncio.run(scenario())
-    assert isinstance(told[0], ZeroDivisionError)
-
-
 def test_no_job_is_called_after_the_stop_began_however_often_jobs_are_due(tmp_path: Path) -> None:
     async def scenario(turns_before: int) -> None:
         found, core, late = Home(DelayConfig(data=str(tmp_path)), REAL_MACHINE, (), lambda: None), Core(), list[int]()

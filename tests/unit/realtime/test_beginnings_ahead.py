@@ -2,14 +2,12 @@
 
 import pytest
 
-from delayd.errors import BadArgument
-from delayd.wire.frame import Head, HeadValue
+from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
-from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head, ready_world
+from tests.worlds.realtime import SimPeer, World, pull_head
 
 HOUR_MS = 3_600_000
-NAMES: Head = {"subject": SUBJECT, "group": GROUP}
 
 
 def _pull(world: World, **more: HeadValue) -> list[bytes]:
@@ -42,11 +40,3 @@ def test_a_group_that_begins_later_gets_nothing_of_before(restart: str) -> None:
             world.hello(origin, 2)
     assert _pull(world) == [b"c", b"d"]
     assert world.core._pulls.counters["filtered"] == (0 if restart else 2) or restart
-
-
-def test_a_group_is_not_moved_to_an_instant_that_has_not_come() -> None:
-    world, _ = ready_world([b"a"])
-    _pull(world)
-    ahead: HeadValue = {"instant_ms": world.clock.now_ms() + HOUR_MS}
-    with pytest.raises(BadArgument):
-        world.ask(SimPeer(), RequestType.MOVE_GROUP, {**NAMES, "to": ahead, "dry_run": True})

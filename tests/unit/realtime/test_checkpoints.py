@@ -1,13 +1,9 @@
 """Checkpoints and retention (rules P2, L4, Q3) of the realtime server, against the core in memory."""
 
-import pytest
-
-from delayd.log.checkpoint import read_checkpoint
 from delayd.machine.executor import Abandoned
 from delayd.testing.executor import StepExecutor
 from delayd.wire.heads import (
     need_int,
-    need_map,
     need_maps,
 )
 from delayd.wire.requests import RequestType
@@ -94,11 +90,6 @@ def test_rule_T1_retention_waits_for_a_clock_that_is_believed() -> None:
     assert segments(world) == before
 
 
-def status(world: World, peer: SimPeer, name: str) -> int:
-    head, _ = world.ask(peer, RequestType.STATUS, {})
-    return need_int(need_map(head, "counters"), name)
-
-
 def status_subject(world: World, peer: SimPeer) -> int:
     head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 1})
     (subject,) = need_maps(head, "subjects")
@@ -112,57 +103,3 @@ def pull_all(world: World, peer: SimPeer, group: str, *, ack: bool = False) -> l
         if ack:
             world.ack(peer, pulled.handles, group)
     return found
-
-
-@pytest.mark.parametrize("reads", [1, 1_000])
-def test_rule_L10_a_consume_log_that_cannot_be_opened_for_a_checkpoint_stops_nothing(reads: int) -> None:
-    world, peer = World(settings=SMALL), SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
-    world.core.checkpoint()
-    world.disk.faults.fail_reads["/consume/"] = reads
-    world.dispatch(peer, 1, dispatch_batch(2, [b"b"], w=(1, 1)))
-    world.core.checkpoint()
-    world.disk.faults.fail_reads.clear()
-    assert not world.failures
-    world.pass_time(30_000)
-    assert world.pull(peer).bodies == [b"a", b"b"]
-
-
-def put_off(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.message.startswith("checkpoint_put_off")]
-
-
-def with_a_checkpoint_file_that_cannot_be_opened(
-    work: StepExecutor | None = None, **settings: int
-) -> tuple[World, SimPeer]:
-    world, peer = World(settings={**SMALL, **settings}), SimPeer()
-    world.core.checkpoint()
-    world.core.stop(lambda: None)
-    world.core.close()
-    world.lock.release()
-    # A folder in its place can't be opened, as a file on a bad disk or of another user.
-    world.disk.remove(f"{FOLDER}/checkpoint")
-    world.disk.make_folder(f"{FOLDER}/checkpoint")
-    world = World(world.disk, world.state, world.clock.restarted(), settings=world.settings, work=work)
-    world.hello(peer, 1)
-    return world, peer
-
-
-def test_rule_L10_a_checkpoint_file_that_cannot_be_opened_puts_checkpoints_off_and_ends_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    world, peer = with_a_checkpoint_file_that_cannot_be_opened()
-    world.dispatch(peer, 1, dispatch_batch(1, [b"a", b"b"]))
-    world.ack(peer, world.pull(peer, most=1).handles)
-    for _ in range(3):
-        world.core.checkpoint()
-    assert not world.failures
-    assert len(put_off(caplog)) == 3
-    assert all("/data/realtime/checkpoint can't be read" in line for line in put_off(caplog))
-    world.disk.remove(f"{FOLDER}/checkpoint")
-    world.core.checkpoint()
-    published = read_checkpoint(world.disk, FOLDER)
-    status, _ = world.ask(peer, RequestType.STATUS, {})
-    assert published is not None and published["indexed_offset"] == status["end_offset"]
-    assert world.restarted().pull(SimPeer()).bodies == [b"b"]

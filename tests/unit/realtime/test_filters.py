@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from delayd.batch.batch import encode, encode_subject_table, lay_out
 from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart
 from delayd.batch.labels import bloom_of_item, encode_tags
-from delayd.errors import OtherFilter
 from delayd.hours import hour_of_ms
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_u64
@@ -84,16 +82,3 @@ def test_what_comes_again_is_compared_once_only() -> None:
     assert isinstance(parts, list)
     world.ack(peer, [[incarnation, parts[0][0], 1]], kind=RequestType.NACK)
     assert world.pull(peer).bodies == [b"2", b"3", b"6"]
-
-
-def test_who_wants_other_messages_than_the_group_is_refused_by_name() -> None:
-    world = _world(MIXED)
-    _pull(world, tags_any=["red"])
-    assert _pull(world, tags_any=["red", "red"]) == []
-    others: tuple[dict[str, Any], ...] = ({"tags_any": ["blue"]}, {"tags_all": ["red"]})
-    for other in others:
-        with pytest.raises(OtherFilter, match="wants the tags any of red, and not"):
-            _pull(world, **other)
-    _pull(world, group="all")
-    with pytest.raises(OtherFilter, match="wants the tags none"):
-        _pull(world, group="all", tags_any=["red"])

@@ -53,18 +53,6 @@ def pulled(world: World, group: str) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_rule_L10_a_file_in_the_place_of_another_is_taken_only_when_it_is_the_same(same: bool) -> None:
-    world, bodies = filled()
-    path = files(world.disk, MESSAGE)[1]
-    data = bytearray(content(world.disk, path))
-    data[len(data) // 2] ^= 0 if same else 4
-    put(world.disk, path, bytes(data))
-    world.pass_time(LOOK_MS + 1)
-    assert listed(world) == ([] if same else [log_id(path)])
-    assert pulled(world, "g") == bodies
-
-
 def damaged(disk: MemoryDisk, path: str, way: str) -> bytes:
     whole = content(disk, path)
     if way == "gone":

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.errors import BadArgument
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
-from realtime.group_window import Stage
 from realtime.groups import Group
-from realtime.order import KNOWN_MAX, LOOKED_AT, LOOKED_AT_A_BATCH, Order
+from realtime.order import LOOKED_AT, LOOKED_AT_A_BATCH
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
 
 LEASE_MS = 30_000
-HOUR_MS = 3_600_000
 NAMES: Head = {"subject": SUBJECT, "group": GROUP}
 
 
@@ -43,13 +40,6 @@ def _handle(pulled: Pulled, place: int) -> list[int]:
     raise LookupError(place)
 
 
-def test_a_delay_of_more_than_a_day_is_refused_by_name() -> None:
-    world, peer = _world(([b"a1"], [1])), SimPeer()
-    retry: list[HeadValue] = [*_handle(_pull(world, peer), 0), 24 * HOUR_MS + 1, ""]
-    with pytest.raises(BadArgument, match="24 hours at most"):
-        world.ask(peer, RequestType.RETRY, {**NAMES, "retries": [retry]})
-
-
 @pytest.mark.parametrize("word", [RequestType.ACK, RequestType.REJECT])
 def test_the_next_of_a_key_leaves_when_what_was_said_of_the_one_before_is_durable(word: RequestType) -> None:
     world, peer, other, sync = _world(([b"a1", b"a2"], [1, 1])), SimPeer(), SimPeer(), StepExecutor()
@@ -66,18 +56,6 @@ def test_the_next_of_a_key_leaves_when_what_was_said_of_the_one_before_is_durabl
     sync.run_all()
     ((_, body),) = other.answers[waiting]
     assert bodies_of(body) == [b"a2"]
-
-
-def test_how_many_messages_it_looks_ahead_is_bounded() -> None:
-    order = Order()
-    order.begin(0, (), ())
-    while order.wants_more(10 * KNOWN_MAX):
-        order.add([1] * LOOKED_AT)
-    assert order.scanned == KNOWN_MAX and order.ready == 1 and order.waiting == KNOWN_MAX - 1
-    order.moved(0, 1, Stage.HELD, 1)
-    assert not order.offers_any(10 * KNOWN_MAX)
-    order.moved(0, 1, Stage.SETTLED, 1)
-    assert order.offers_any(10 * KNOWN_MAX)
 
 
 def _group(world: World) -> Group:

@@ -5,7 +5,7 @@ from delayd.batch.columns import BatchKind, ColumnId
 from delayd.batch.labels import bloom_of
 from delayd.batch.validate import check_batch
 from delayd.testing.executor import StepExecutor
-from delayd.wire.heads import need_maps, need_rows
+from delayd.wire.heads import need_rows
 from delayd.wire.requests import RequestType
 from tests.batches import messages, tags_of
 from tests.worlds.dispatch_batches import DUE_MS, bodies_of, dispatch_batch, split
@@ -74,45 +74,3 @@ def test_messages_below_the_checkpoint_and_out_of_memory_are_found_again() -> No
     while pulled := later.pull(reader, most=7).bodies:
         found.extend(pulled)
     assert found == [body for of_batch in bodies for body in of_batch]
-
-
-def test_groups_and_subjects_are_listed() -> None:
-    world, peer = ready_world([b"a", b"b"])
-    world.dispatch(peer, 1, dispatch_batch(2, [b"x"], subject="mail"))
-    world.pull(peer)
-    head, _ = world.ask(peer, RequestType.GROUPS, {"subject": None})
-    assert need_maps(head, "groups") == [
-        {
-            "subject": SUBJECT,
-            "group": GROUP,
-            "end": 2,
-            "next": 2,
-            "outstanding": 2,
-            "redelivering": 0,
-            "quarantined": 0,
-            "oldest_unacked": 0,
-            "group_id": 1,
-            "leaving": 0,
-            "paused": False,
-            "ephemeral": False,
-            "filter": "",
-            "ordered": False,
-            "exclusive": False,
-            "standbys": 0,
-            "in_flight_max": 0,
-            "oldest_ms_ago": None,
-        }
-    ]
-    head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "mail", "limit": 5})
-    (row,) = need_maps(head, "subjects")
-    assert row == {
-        "name": SUBJECT,
-        "messages": 2,
-        "first": 0,
-        "end": 2,
-        "quarantined": 0,
-        "groups": 1,
-        "oldest_ms_ago": 0,
-    }
-    head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 1})
-    assert head["more"] is True

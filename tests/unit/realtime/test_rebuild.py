@@ -7,30 +7,12 @@ from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType
-from realtime import rebuild as rebuild_module
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import SimPeer, World, pull_head
 
 FOLDER = "/data/realtime/consume"
 SETTINGS = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 1_000}
-SUBJECTS = ("orders", "mail")
 PATH = f"{FOLDER}/00000000/{0:020}.log"
-
-
-def filled(rows: int = 40, work: StepExecutor | None = None) -> tuple[World, dict[str, list[bytes]]]:
-    """Two subjects in turn, batches of one to three rows, all of it below a checkpoint and out of memory."""
-    world, peer = World(settings=SETTINGS, work=work), SimPeer()
-    world.hello(peer, 1)
-    sent: dict[str, list[bytes]] = {subject: [] for subject in SUBJECTS}
-    for number in range(1, rows + 1):
-        subject = SUBJECTS[number % 2]
-        bodies = [f"{number}-{row}".encode().ljust(120, b".") for row in range(1 + number % 3)]
-        world.dispatch(peer, 1, dispatch_batch(number, bodies, subject=subject, w=(1, number - 1)))
-        sent[subject] += bodies
-    world.core.checkpoint()
-    if work is not None:
-        work.run_all()
-    return world, sent
 
 
 def pull_all(world: World, subject: str, group: str = "billing") -> list[bytes]:
@@ -53,55 +35,6 @@ def flip(disk: MemoryDisk, path: str, position: int, mask: int = 1) -> None:
     (before,) = file.pread(1, position)
     file.close()
     write(disk, path, position, bytes([before ^ mask]))
-
-
-def test_rule_L9_a_log_that_has_lost_its_oldest_messages_to_retention_is_rebuilt_from_the_first_kept() -> None:
-    world, sent = filled(120)
-    for name in SUBJECTS:
-        pull_all(world, name)
-    world.pass_time(60_000)
-    world.core.retain()
-    subject = world.recovered.index.by_name["mail"]
-    first = world.recovered.index.first(subject)
-    assert 0 < first < subject.end
-    for again in (False, True):
-        world.pass_time(rebuild_module.QUIET_MS)
-        if again:
-            flip(world.disk, PATH, FILE_HEADER_BYTES + first * ENTRY_BYTES)
-        else:
-            world.disk.remove(PATH)
-        subject._page = None
-        subject.kept_from = (0, 0)
-        assert pull_all(world, "mail", f"late-{again}") == sent["mail"][first:]
-        assert subject.tail.first == first
-    assert pull_all(world.restarted(), "mail", "later") == sent["mail"][first:]
-
-
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_rule_L9_a_group_that_is_made_again_without_its_consume_log_begins_at_the_first_kept(checkpoint: bool) -> None:
-    world, sent = filled(120)
-    for name in SUBJECTS:
-        pull_all(world, name)
-    world.pass_time(60_000)
-    world.core.retain()
-    first = world.recovered.index.first(world.recovered.index.by_name["mail"])
-    pulled = world.pull(SimPeer(), "late", subject="mail", most=3)
-    assert world.ack(SimPeer(), pulled.handles, "late", subject="mail") == []
-    disk, state = world.disk.after_crash(), world.state.after_crash()
-    disk.remove(f"{FOLDER}/00000000/{0:020}.log")
-    work = StepExecutor()
-    world = World(disk, state, settings=SETTINGS, work=work)
-    if checkpoint:
-        # The checkpoint comes before the rebuild has ended, and so does the next life.
-        world.core.checkpoint()
-        work.run_all()
-        world = World(disk.after_crash(), state.after_crash(), settings=SETTINGS)
-    else:
-        work.run_all()
-        world.core.wake()
-    world.pass_time(60_000)
-    assert first > 0 and pulled.bodies + pull_all(world, "mail", "late") == sent["mail"][first:]
-    assert not world.failures
 
 
 @pytest.mark.parametrize("found_while", ["it waits for the pull log", "it waits for its thread", "it is written"])

@@ -9,8 +9,6 @@ import pytest
 
 from delayd.batch.names import SUBSCRIBED_MAX
 from delayd.errors import BadArgument, BadRequest, BadSubject, DelaydError, SlowDown
-from delayd.log.segment import FILE_HEADER_BYTES
-from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     need_int,
@@ -93,29 +91,6 @@ def groups(world: World) -> list[Head]:
     return need_maps(world.ask(SimPeer(), RequestType.GROUPS, {"subject": None})[0], "groups")
 
 
-def test_a_subject_that_comes_later_joins_the_subscriptions_whose_pattern_it_matches() -> None:
-    feed = Feed()
-    feed.put("orders.eu", b"eu")
-    feed.put("orders.eu.cancel", b"no")
-    feed.put("mail", b"no")
-    taker = Taker(feed, "orders.*")
-    head, bodies = taker.pull()
-    assert (bodies, names(head)) == ([b"eu"], ["orders.eu"])
-    asked = taker.ask()
-    for subject in ("mail.send", "orders.us.cancel", "%retry/0/1"):
-        feed.put(subject, b"no")
-        feed.settle()
-    assert asked not in taker.peer.answers
-    feed.put("orders.us", b"us")
-    feed.settle()
-    head, bodies = taker.answer(asked)
-    assert (bodies, names(head)) == ([b"us"], ["orders.us"])
-    assert [(group["subject"], group["outstanding"]) for group in groups(feed.world)] == [
-        ("orders.eu", 1),
-        ("orders.us", 1),
-    ]
-
-
 def test_subjects_take_turns_whatever_waits_in_each() -> None:
     feed = Feed()
     feed.put("flood", *[b"f%d" % number for number in range(500)])
@@ -141,30 +116,6 @@ def test_a_group_without_room_is_tried_again_and_keeps_nothing_from_the_others(
     feed.world.pass_time(consumers.RETRY_MS)
     feed.settle()
     assert taker.answer(asked)[1] == [b"b"]
-
-
-def test_rule_L9_while_one_subject_is_rebuilt_the_others_are_served() -> None:
-    work = StepExecutor()
-    feed = Feed(World(settings={"tail_bytes": 0, "segment_bytes": 4096}, work=work))
-    for number in range(20):
-        feed.put("a", b"a%02d" % number + b"." * 120)
-        feed.put("b", b"b%02d" % number + b"." * 120)
-    feed.world.core.checkpoint()
-    work.run_all()
-    file = feed.world.disk.open(f"/data/realtime/consume/00000000/{0:020}.log", write=True)
-    file.pwritev([b"\xff" * 64], FILE_HEADER_BYTES)
-    taker = Taker(feed, ["a", "b"])
-    seen: list[bytes] = []
-    for _ in range(6):
-        seen += taker.pull()[1]
-    assert {body[:1] for body in seen} == {b"b"} and len(seen) == 20
-    asked = taker.ask(wait_ms=60_000)
-    work.run_all()
-    feed.settle()
-    seen += taker.answer(asked)[1]
-    while bodies := taker.pull()[1]:
-        seen += bodies
-    assert len(set(seen)) == len(seen) == 40
 
 
 def test_rule_B2_groups_join_some_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:

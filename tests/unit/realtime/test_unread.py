@@ -15,7 +15,7 @@ from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType
 from delayd.wire.status import read_list
 from realtime.kept import group_keys
-from realtime.unread import AGAIN_MS, REST_MS
+from realtime.unread import REST_MS
 from tests.memory_files import content, files, put
 from tests.named_commands import check_commands
 from tests.worlds.dispatch_batches import dispatch_batch
@@ -186,37 +186,3 @@ def test_rule_L5_entries_that_no_server_writes_are_damage_with_a_name() -> None:
     assert decide(world, "give-up")[0]
     assert world.pull(SimPeer(), "late", most=20).bodies == [] and not world.failures
     assert world.restarted().pull(SimPeer(), most=20).bodies == bodies[15:]
-
-
-def test_rule_L5_a_file_that_is_being_copied_is_not_read() -> None:
-    disk, state, path, whole = damaged(filled()[0])
-    world = World(disk, state, settings=SETTINGS)
-    for size in range(1_000, len(whole), 8):
-        put(disk, path, whole[:size])
-        world.pass_time(REST_MS)
-        assert list(world.core.waits()) and len(content(disk, path)) == size
-    put(disk, path, whole)
-    again(world)
-    assert len(world.pull(SimPeer()).bodies) == 5
-
-
-def test_a_disk_that_reads_again_is_found_without_a_change_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, _, _ = filled()
-    disk = world.disk.after_kill()
-    reads = 0
-
-    def refuse(path: str, *, write: bool = False, create: bool = False) -> object:
-        nonlocal reads
-        if path.startswith(PULL) and write:
-            reads += 1
-            raise OSError(5, "Input/output error", path)
-        return MemoryDisk.open(disk, path, write=write, create=create)
-
-    monkeypatch.setattr(disk, "open", refuse)
-    unread = World(disk, world.state.after_crash(disk), settings=SETTINGS)
-    assert "can't be read" in refused(unread, RequestType.PULL, pull_head())
-    tries = reads
-    monkeypatch.undo()
-    for _ in range(AGAIN_MS // REST_MS + 2):
-        unread.pass_time(REST_MS)
-    assert tries and len(unread.pull(SimPeer()).bodies) >= 5

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-from delayd.delay.handoff.link import _read_window
 from delayd.errors import BadRequest
 from delayd.hours import INSTANT_MS_MAX
-from delayd.wire.frame import ANSWER, Frame, Head, HeadValue
+from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     HANDLE_MOST,
     INT_MAX,
@@ -69,27 +67,6 @@ def test_rule_E1_nobody_is_made_to_wait_for_longer_than_an_hour() -> None:
     assert need_retry_after({"retry_after_ms": INT_MAX}) == RETRY_AFTER_MS_MAX
     head: Head = {"code": "slow_down", "message": "", "retry_after_ms": INT_MAX, "details": {}}
     assert error_from_head(head).retry_after_ms == RETRY_AFTER_MS_MAX
-
-
-@pytest.mark.parametrize("column", range(7))
-def test_rule_E1_a_window_answered_with_extreme_numbers_is_no_window(column: int) -> None:
-    row: list[HeadValue] = [1, 1, 500_000, 96, 1, 1, 1]
-    body = np.array([5], np.uint64).tobytes() + np.array([1], np.int64).tobytes() + np.array([7], np.uint64).tobytes()
-    read = _read_window(Frame(30, ANSWER, 1, {"batches": [row]}, memoryview(body)))
-    assert read[0][1].tolist() == [5]
-    if WINDOW_MOST[column] < U64_MAX:
-        row[column] = WINDOW_MOST[column] + 1
-        with pytest.raises(BadRequest):
-            _read_window(Frame(30, ANSWER, 1, {"batches": [row]}, memoryview(body)))
-
-
-@pytest.mark.parametrize("deliver_at_ms", [-1, -(1 << 63), INSTANT_MS_MAX + 1, INT_MAX])
-def test_rule_E1_a_window_names_no_row_that_is_due_at_no_instant(deliver_at_ms: int) -> None:
-    body = np.array([5], np.uint64).tobytes() + np.array([deliver_at_ms], np.int64).tobytes()
-    body += np.array([7], np.uint64).tobytes()
-    frame = Frame(30, ANSWER, 1, {"batches": [[1, 1, 500_000, 96, 1, 1, 1]]}, memoryview(body))
-    with pytest.raises(BadRequest, match="instant"):
-        _read_window(frame)
 
 
 def test_rule_E1_an_acknowledgement_wider_than_the_pull_log_is_refused_and_neighbours_never_add_up_to_one() -> None:
