@@ -2,89 +2,26 @@
 
 import asyncio
 import json
-import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import delayd
-from delayd import Backoff, Consumer, Producer
+from delayd import Consumer, Producer
 from delayd.client.asking import ask
 from delayd.client.asking.ask import groups_at
 from tests.end_to_end.cluster import Cluster, cluster, command
 from tests.waiting import DEADLINE_S, wait_until
 
 SOON = timedelta(milliseconds=50)
-SHORT = timedelta(milliseconds=500)  # A lease that ends.
 WAIT = timedelta(seconds=DEADLINE_S)
-QUICK = Backoff(first=timedelta(milliseconds=20), most=timedelta(milliseconds=100))
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> object:
     with cluster(tmp_path_factory.mktemp("retries")) as running:
         yield running
-
-
-def _next(consumer: Consumer) -> delayd.Message:
-    batch = consumer.pull(1, wait=WAIT)
-    assert len(batch) == 1, "a message comes"
-    return batch[0]
-
-
-def test_a_message_comes_again_after_its_delay_with_all_that_is_known_of_it(servers: Cluster) -> None:
-    meta = servers.meta.address
-    with Producer(meta) as producer, Consumer(meta, "later", "g", backoff=QUICK) as consumer:
-        receipt = producer.send("later", b"1", delay=timedelta(0), headers={"trace": "a1"}, tags=["eu"])
-        message = _next(consumer)
-        first_due_ms = message.deliver_at_ms
-        before_ms = time.time_ns() // 1_000_000
-        message.nack(timedelta(milliseconds=300), error="the bank is closed")
-        message = _next(consumer)
-        assert message.deliver_at_ms >= before_ms + 300 and message.late_ms >= 0
-        assert (message.body, message.attempt, message.headers) == (b"1", 2, {"trace": "a1"})
-        assert (message.last_error, message.origin_sequence) == ("the bank is closed", receipt.sequence)
-        assert (message.first_deliver_at_ms, message.subject) == (first_due_ms, "later")
-        message.nack()
-        message = _next(consumer)
-        assert (message.attempt, message.origin_sequence, message.last_error) == (
-            3,
-            receipt.sequence,
-            "the bank is closed",
-        )
-        message.ack()
-        assert len(consumer.pull(1, wait=timedelta(seconds=0.3))) == 0
-
-
-def test_other_groups_do_not_see_what_comes_again(servers: Cluster) -> None:
-    meta = servers.meta.address
-    with Producer(meta) as producer, Consumer(meta, "two", "a") as one, Consumer(meta, "two", "b") as other:
-        producer.send("two", b"1", delay=timedelta(0))
-        _next(one).nack(SOON, error="no")
-        _next(other).ack()
-        _next(one).ack()
-        assert len(other.pull(1, wait=timedelta(seconds=0.3))) == 0
-
-
-def test_after_its_attempts_a_message_is_a_dead_letter_and_a_poison_message_too(servers: Cluster) -> None:
-    meta = servers.meta.address
-    with Producer(meta) as producer:
-        sent = producer.send_batch("poison", [b"nacked", b"left"], delay=timedelta(0))
-        with Consumer(meta, "poison", "g", max_attempts=2, backoff=QUICK, prefetch=False) as consumer:
-            seen: list[tuple[bytes, int]] = []
-            deadline = time.monotonic() + DEADLINE_S
-            while len(seen) < 4 and time.monotonic() < deadline:
-                for message in consumer.pull(1, wait=timedelta(seconds=1)):
-                    seen.append((message.body, message.attempt))
-                    if message.body == b"nacked":
-                        message.nack(error="broken")
-                    else:
-                        message.extend(SHORT)
-            assert sorted(seen) == [(b"left", 1), (b"left", 2), (b"nacked", 1), (b"nacked", 2)]
-            # Its last consumer said nothing: whoever pulls it next finds its attempts over.
-            assert len(consumer.pull(1, wait=timedelta(seconds=1.5))) == 0
-        assert len(sent) == 2
 
 
 def test_what_is_given_back_while_the_delay_server_is_away_comes_when_it_is_back(tmp_path: Path) -> None:
@@ -115,25 +52,6 @@ def _two(consumer: Consumer) -> list[delayd.Message]:
         found += list(batch)
         batch.ack()
     return found
-
-
-@pytest.mark.parametrize("kind", ["list", "pattern"])
-def test_consumers_of_many_subjects_get_what_comes_again(servers: Cluster, kind: str) -> None:
-    meta = servers.meta.address
-    names = [f"{kind}.a", f"{kind}.b"]
-    subjects: str | list[str] = f"{kind}.*" if kind == "pattern" else names
-    with Producer(meta) as producer, Consumer(meta, subjects, "g", backoff=QUICK) as consumer:
-        for subject in names:
-            producer.send(subject, subject.encode(), delay=timedelta(0))
-        seen: list[tuple[str, bytes, int]] = []
-        while len(seen) < 4:
-            message = _next(consumer)
-            seen.append((message.subject, message.body, message.attempt))
-            if message.attempt == 1:
-                message.nack(error="no")
-            else:
-                message.ack()
-        assert sorted(seen) == [(subject, subject.encode(), attempt) for subject in names for attempt in (1, 2)]
 
 
 def test_dead_letters_are_listed_shown_sent_again_and_ended(servers: Cluster) -> None:

@@ -11,7 +11,7 @@ from delayd.wire.asked import ANSWER, AnswerRows
 
 from .torture_key_books import KeyBooks, check_keys
 from .torture_key_books import Row as FiledRow
-from .torture_keys import Accepted, KeyLedger, Row, State
+from .torture_keys import Accepted, KeyLedger, Row
 from .torture_ledger import Delivered, Ledger, body_of
 
 SUBJECT, GROUP, LOG = "keys", ("keys", "billing"), 1
@@ -87,38 +87,6 @@ def row(number: int) -> tuple[int, int]:
 @pytest.fixture
 def told() -> Told:
     return Told()
-
-
-def test_true_answers_break_nothing(told: Told) -> None:
-    first = told.accepted()
-    told.get(first, MessageState.PENDING)
-    told.met(SendVerdict.REJECTED, first)
-    kept = told.met(SendVerdict.KEPT, first)
-    told.get(kept, MessageState.KEPT)
-    told.cancel(kept, CancelAnswer.UNKNOWN)
-    second = told.replaced(first)
-    told.get(first, MessageState.REPLACED)
-    told.cancel(first, CancelAnswer.CANCELLED)
-    told.move(first, RescheduleAnswer.CANCELLED)
-    told.cancel(second, CancelAnswer.CANCELLED)
-    third = told.accepted()
-    told.move(third, RescheduleAnswer.MOVED)
-    told.get(third, MessageState.PENDING, LATER_MS)
-    told.deliver(third, name=MOVED, due_ms=LATER_MS)
-    told.met(SendVerdict.IN_FLIGHT, MOVED[1] - 1, LATER_MS)
-    told.get(third, MessageState.DISPATCHED, LATER_MS, now_ms=LATER_MS)
-    told.accepted(now_ms=LATER_MS)
-    told.get(None, MessageState.UNKNOWN)
-    told.cancel(None, CancelAnswer.UNKNOWN)
-    assert told.violations == []
-    assert told.ledger.cancelled == 2
-
-
-def test_a_message_that_left_by_an_answer_is_missed(told: Told) -> None:
-    first = told.accepted()
-    told.accepted(now_ms=AFTER_MS)
-    assert (GROUP, first) in told.ledger.missing(AFTER_MS)
-    assert told.violations == []
 
 
 Lie = Callable[[Told, int], object]
@@ -219,46 +187,6 @@ def test_an_untrue_answer_is_noticed(told: Told, lie: str) -> None:
     assert any(notice in violation for violation in told.violations), told.violations
 
 
-def test_a_cancel_without_an_answer_leaves_both_states_until_one_is_certain(told: Told) -> None:
-    first = told.accepted()
-    told.keys.cancelling(first)
-    told.keys.cancel_lost(first, "k")
-    told.get(first, MessageState.PENDING)
-    second = told.accepted()
-    assert told.keys.of(first).state is State.OPEN, "it has left, or is cancelled"
-    assert told.ledger.missing(DUE_MS) == []
-    told.get(second, MessageState.CANCELLED)
-    assert told.keys.of(second).state is State.CANCELLED, "by key it may hit a later message"
-    told.keys.is_quiet()
-    assert told.keys.settled(first, told.get(first, MessageState.DISPATCHED, now_ms=AFTER_MS))
-    assert told.ledger.missing(DUE_MS) == [(GROUP, first)]
-    assert told.violations == []
-
-
-def test_a_move_without_an_answer_leaves_both_instants_until_all_is_quiet(told: Told) -> None:
-    first = told.accepted()
-    told.keys.moving(first, LATER_MS)
-    told.keys.move_lost(first, None, LATER_MS)
-    told.get(first, MessageState.PENDING)
-    told.get(first, MessageState.PENDING, LATER_MS)
-    assert told.ledger.missing(DUE_MS) == []
-    told.keys.is_quiet()
-    assert not told.keys.settled(first, told.get(first, MessageState.IN_FLIGHT))
-    assert told.keys.settled(first, told.get(first, MessageState.PENDING, LATER_MS))
-    assert told.violations == []
-    told.get(first, MessageState.PENDING)
-    assert "due at" in told.violations[0]
-
-
-def test_a_verdict_may_be_older_than_a_move_without_an_answer(told: Told) -> None:
-    first = told.accepted()
-    told.keys.moving(first, LATER_MS)
-    told.keys.move_lost(first, None, LATER_MS)
-    told.deliver(first, name=MOVED, due_ms=LATER_MS)
-    told.met(SendVerdict.KEPT, first)
-    assert told.violations == []
-
-
 def check(told: Told, *rows: FiledRow, found: dict[int, tuple[int, int]] | None = None) -> list[str]:
     """Compare stopped books of rows 1, 2, 3... with the ledger."""
     books = KeyBooks(dict(enumerate(rows, 1)))
@@ -268,13 +196,6 @@ def check(told: Told, *rows: FiledRow, found: dict[int, tuple[int, int]] | None 
 
 PENDING = FiledRow(DUE_MS, "pending", 0)
 DISPATCHED = FiledRow(DUE_MS, "dispatched", 0)
-
-
-def test_true_books_break_nothing(told: Told) -> None:
-    told.deliver(told.accepted())
-    told.replaced(told.accepted(now_ms=AFTER_MS))
-    moved = FiledRow(DUE_MS, "moved", 4)
-    assert check(told, DISPATCHED, FiledRow(DUE_MS, "replaced", 3), moved, PENDING, found={0: row(0)}) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import delayd
-from delayd import CancelAnswer, MessageState, RescheduleAnswer
+from delayd import CancelAnswer, MessageState, RescheduleAnswer, SendVerdict
 from tests.conformance.public.desk import AT_ONCE, LATER, SOON, Desk
 from tests.waiting import wait_until
 
@@ -164,3 +164,31 @@ def test_what_was_cancelled_is_not_moved(desk: Desk) -> None:
     answer = desk.producer.reschedule(desk.subject, receipt=receipt, delay=AT_ONCE).answer
     assert answer is not RescheduleAnswer.MOVED
     assert desk.is_empty(desk.consumer())
+
+
+def test_the_rows_of_a_batch_meet_each_other_and_earlier_messages_in_their_order(desk: Desk) -> None:
+    (earlier,) = desk.send(b"0", delay=LATER, key="a")
+    rows: dict[str, Any] = {"delay": LATER, "keys": ["a", "b", "b"]}
+    rejected = desk.producer.send_batch(desk.subject, [b"1", b"2", b"3"], **rows)
+    assert rejected.verdicts.tolist() == [SendVerdict.REJECTED, SendVerdict.ACCEPTED, SendVerdict.REJECTED]
+    assert rejected.others.tolist() == [earlier.sequence, 0, rejected.sequences[1]]
+    assert rejected.others_at_ms.tolist()[0] == earlier.deliver_at_ms
+    replaced = desk.producer.send_batch(desk.subject, [b"1", b"2", b"3"], **rows, on_conflict="replace")
+    assert (replaced.verdicts == SendVerdict.REPLACED).all()
+    assert replaced.others.tolist() == [earlier.sequence, rejected.sequences[1], replaced.sequences[1]]
+    states = desk.producer.get_batch(desk.subject, receipt=replaced)["state"].tolist()
+    assert states == [MessageState.PENDING, MessageState.REPLACED, MessageState.PENDING]
+
+
+def test_a_receipt_that_no_server_gave_is_of_nothing(desk: Desk) -> None:
+    (receipt,) = desk.send(b"1", delay=LATER)
+    forged = receipt._replace(sequence=receipt.sequence + 1_000_000)
+    assert desk.producer.cancel(desk.subject, receipt=forged) is CancelAnswer.UNKNOWN
+    assert desk.producer.reschedule(desk.subject, receipt=forged, delay=LATER).answer is RescheduleAnswer.UNKNOWN
+    assert desk.producer.get(desk.subject, receipt=forged).state is MessageState.UNKNOWN
+    with pytest.raises(delayd.UnknownServer):
+        desk.producer.get(desk.subject, receipt=receipt._replace(log_id=delayd.LogId(5)))
+    nothing = desk.producer.send_batch(desk.subject, [], delay=LATER)
+    assert not len(desk.producer.cancel_batch(desk.subject, receipt=nothing))
+    assert not len(desk.producer.get_batch(desk.subject, receipt=nothing))
+    assert desk.producer.get(desk.subject, receipt=receipt).state is MessageState.PENDING

@@ -1,21 +1,16 @@
 """The audit finds each planted fault, by count and by name, and nothing in sound books."""
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from delayd.errors import DamagedData
-from delayd.log.hour import decode_outcomes
 from delayd.outcome import Outcome
 from delayd.reading import plan
-from delayd.reading.audit import AuditTerms, Span, Spans, audit_hour
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files import origins
-from delayd.reading.files.row_arrays import BATCH, NO_INT64S, NO_UINT64S, ScheduleRows, TargetRows
-from delayd.reading.findings import CLASSES, FindingKind, HourSummary
+from delayd.reading.findings import CLASSES, HourSummary
 from delayd.reading.seals import SealState
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 
@@ -48,20 +43,8 @@ def audit(books: Books, now_ms: int = LATER_MS) -> AuditReport:
     return report
 
 
-def kinds(report: AuditReport) -> dict[str, int]:
-    return dict(Counter(finding.kind.name for finding in report.findings))
-
-
 def due(count: int, step_ms: int = 10, start_ms: int = START_MS) -> list[int]:
     return [start_ms + step_ms * row for row in range(count)]
-
-
-def test_sound_books_balance_and_have_no_findings(books: Books) -> None:
-    books.hand_over(books.send(due(100, 1), subjects=("orders", "bills")))
-    report = audit(books)
-    assert report.balanced and not report.findings and report.findings_count == 0
-    (hour,) = report.hours
-    assert (hour.log_id, hour.hour, hour.scheduled, hour.dispatched) == (DELAY_ID, HOUR, 100, 100)
 
 
 def test_rule_P3_a_row_counts_once_whether_in_the_schedule_log_or_the_message_log(books: Books) -> None:
@@ -109,43 +92,12 @@ def test_rule_P5_a_row_that_is_accepted_in_the_millisecond_in_which_it_is_due_is
     assert audit(books).total.past_due == 1
 
 
-def test_a_due_row_within_its_grace_is_undecided_and_one_not_due_is_pending(books: Books) -> None:
-    books.send([START_MS, START_MS + 5_000, START_MS + 30_000])
-    report = audit(books, START_MS + 6_000)
-    assert report.balanced and (report.total.undecided, report.total.pending) == (2, 1)
-
-
 def test_rule_P3_rows_at_the_target_above_the_watermark_are_undecided_and_not_orphans(books: Books) -> None:
     rows = books.send(due(3, 1))
     books.hand_over(rows[:1], watermark=0)
     books.hand_over(rows[1:], watermark=1, record=False)
     report = audit(books)
     assert report.balanced and (report.total.dispatched, report.total.undecided) == (1, 2)
-
-
-@pytest.mark.parametrize("by", ["batch", "hello"])
-def test_rows_at_the_target_below_the_watermark_need_an_outcome(books: Books, by: str) -> None:
-    rows = books.send(due(3, 1))
-    books.hand_over(rows[:1], record=False)
-    if by == "hello":
-        books.hello(watermark=1)
-    else:
-        books.hand_over(rows[1:], watermark=1)
-    report = audit(books)
-    (orphan,) = [finding for finding in report.findings if finding.kind == FindingKind.ORPHAN]
-    assert orphan.sequence == rows[0] and "decided, without an outcome" in orphan.detail
-    assert report.total.undecided == 1 and not report.balanced
-
-
-def test_late_rows_are_shown_and_do_not_unbalance(books: Books) -> None:
-    rows = books.send(due(4, 1))
-    books.hand_over(rows[:1], delay_ms=1_001)
-    books.hand_over(rows[1:2], claimed_ms=START_MS + 5_000, delay_ms=-4_900)
-    books.hand_over(rows[2:], delay_ms=900)
-    report = audit(books)
-    assert report.balanced and report.total.late == 2 and kinds(report) == {"LATE": 2}
-    assert [finding.sequence for finding in report.findings] == rows[:2]
-    assert report.total.late_ms_max == 1_001
 
 
 @pytest.mark.parametrize("published", [True, False])
@@ -191,18 +143,6 @@ def test_rule_P3_schedule_batches_above_the_published_offset_are_left_out(books:
     books.hand_over(rows)
     report = audit(books)
     assert report.balanced and report.total.scheduled == 3
-
-
-def test_a_row_that_the_schedule_side_holds_twice_is_a_duplicate() -> None:
-    sequence = np.array([1, 2, 2], np.uint64)
-    subject = body_bytes = np.zeros(3, np.uint32)
-    due_ms, appended_ms = np.full(3, START_MS), np.zeros(3, np.int64)
-    rows = ScheduleRows(sequence, due_ms, appended_ms, subject, body_bytes, sequence, ["orders"])
-    stored = TargetRows(NO_UINT64S, NO_INT64S, NO_INT64S, np.empty(0, BATCH), (), ())
-    terms = AuditTerms(START_MS - 1, Spans(Span(0, START_MS - 1)))
-    found, summary = audit_hour(1, HOUR, rows, decode_outcomes([]), stored, terms)
-    assert [finding.detail for finding in found] == ["the schedule side holds it 2 times"]
-    assert (summary.duplicate, summary.pending, summary.scheduled) == (1, 3, 3)
 
 
 def test_what_people_read_of_the_books_names_every_class_that_has_rows() -> None:

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from delayd.batch.batch import Batch, parse
-from delayd.errors import DamagedData
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.hour import NewPart, Seal, decode_outcomes, encode_outcomes, missing_parts
+from delayd.log.hour import NewPart, decode_outcomes, encode_outcomes, missing_parts
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
 from delayd.reading.books import audit_directory
 from delayd.reading.files.directory import find_directories
@@ -49,21 +47,6 @@ def broken(books: Books) -> list[SealReport]:
     return found
 
 
-def rewrite_schedule(books: Books, change: Callable[[Batch], bytes | None], hour: int = HOUR) -> None:
-    """Write an hour's schedule log anew, batch by batch, with checksums that fit, and publish its new length."""
-    path = str(books.path_of("schedule", hour))
-    segment = open_segment(books.disk, path, FileKind.SCHEDULE, DELAY_ID, write=True)
-    groups = [[change(batch) for _, batch in group.batches()] for group in segment.scan(0, 0)]
-    segment.file.truncate(FILE_HEADER_BYTES)
-    for group in groups:
-        segment.append([NewGroup(GroupKind.DATA, [batch for batch in group if batch], 1, START_MS)])
-    segment.flush()
-    segment.close()
-    rows = sum(parse(batch).count for group in groups for batch in group if batch)
-    books.hours[hour] = (segment.crc32c, segment.end, rows)
-    books.publish()
-
-
 def rewrite_outcomes(books: Books, change: Callable[[NewPart], NewPart | None], hour: int = HOUR) -> None:
     """Write an hour's dispatch log anew, part by part, with checksums that fit."""
     (directory,) = [each for each in find_directories(books.disk, books.root) if each.log_id == DELAY_ID]
@@ -75,46 +58,6 @@ def rewrite_outcomes(books: Books, change: Callable[[NewPart], NewPart | None], 
     segment.append([NewGroup(GroupKind.DATA, [encode_outcomes(hour, parts)], 1, START_MS)])
     segment.flush()
     segment.close()
-
-
-def test_rule_S4_an_hour_that_is_rewritten_in_other_batches_is_verified(books: Books) -> None:
-    rewrite_outcomes(books, lambda part: part)
-    rewrite_schedule(books, lambda batch: bytes(batch.buffer))
-    assert states(books) == [SealState.VERIFIED] * 3
-
-
-def test_rule_S4_a_seal_that_was_edited_is_broken_and_so_is_the_chain_behind_it(books: Books) -> None:
-    first, second, third = books.seals
-    books.write_seals([first, second._replace(facts=second.facts._replace(rows=9, dispatched=9)), third])
-    reports = broken(books)
-    assert [report.hour for report in reports] == [HOUR + 1, HOUR + 2]
-    assert "rows 10 instead of 9" in reports[0].differs
-    assert reports[1].differs == "the seal before it is not the one that it follows"
-
-
-def test_rule_S4_a_seal_that_was_taken_out_breaks_the_chain_and_leaves_its_hour_without_one(books: Books) -> None:
-    first, _, third = books.seals
-    books.write_seals([first, third])
-    reports = broken(books)
-    assert [(report.hour, report.seal is None) for report in reports] == [(HOUR + 2, False), (HOUR + 1, True)]
-    assert "it is number 2, and 1 seals are before it" in reports[0].differs
-    assert "the seal log has no seal of it" in reports[1].differs
-    books.write_seals([first, books.seals[1]])
-    assert [report.hour for report in broken(books)] == [HOUR + 2], "the last one is missed by the table only"
-    for name in books.disk.list_folder(f"{books.delay}/seal"):
-        books.disk.remove(f"{books.delay}/seal/{name}")
-    assert len(verify_seals(books.root).broken) == 3
-    with pytest.raises(DamagedData, match="the file is gone, and the checkpoint counts sealed hours"):
-        broken(books)
-
-
-def test_a_seal_of_another_log_or_a_second_one_of_an_hour_is_broken(books: Books) -> None:
-    first, second, third = books.seals
-    foreign = third._replace(log_id=7)
-    again = Seal(DELAY_ID, 3, first.facts, foreign.sha256)
-    books.write_seals([first, second, foreign, again])
-    found = [report.differs for report in broken(books)]
-    assert found == ["it is of the log 0000000000000007", "the hour has seal 0 already"]
 
 
 def test_a_deleted_hour_is_told_from_one_whose_files_are_gone(books: Books) -> None:
@@ -129,12 +72,6 @@ def test_a_deleted_hour_is_told_from_one_whose_files_are_gone(books: Books) -> N
     books.publish()
     assert states(books) == [SealState.DELETED, SealState.VERIFIED, SealState.VERIFIED]
     assert not broken(books)
-
-
-def test_an_hour_that_is_marked_and_still_there_is_verified(books: Books) -> None:
-    books.removed.add(HOUR)
-    books.publish()
-    assert states(books) == [SealState.VERIFIED] * 3
 
 
 def test_rule_P3_a_seal_that_is_newer_than_the_table_is_not_judged_before_the_hour_is_closed(books: Books) -> None:
