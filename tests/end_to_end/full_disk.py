@@ -16,8 +16,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from delayd.client.producer import Producer
-from delayd.client.pulling.consumer import Consumer
+from delayd import Consumer, Producer
 from delayd.config import Value
 from delayd.errors import DelaydError, DiskReserve, RetryLater
 from delayd.machine.operating import WaitKind

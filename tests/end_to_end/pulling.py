@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from delayd.client.pulling.consumer import Consumer
+from delayd import Consumer
 from tests.waiting import DEADLINE_S
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from delayd.client.producer import Producer
+from delayd import Producer
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.plan import LifeState
 from tests.waiting import wait_until

@@ -8,8 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from delayd.client.producer import Producer
-from delayd.client.pulling.consumer import Consumer
+from delayd import Consumer, Producer
 from delayd.errors import BadArgument, NaiveDatetime, StaleHandle
 from tests.end_to_end.up_process import Up, up
 from tests.unit.cli.runner import run

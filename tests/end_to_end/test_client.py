@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.client.producer import Producer
-from delayd.client.pulling.consumer import Consumer
+from delayd import Consumer, Producer
 from tests.end_to_end.up_process import up
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.client.producer import Producer
-from delayd.client.pulling.consumer import Consumer
+from delayd import Consumer, Producer
 from delayd.config import Value
 from delayd.reading.books import AuditReport, audit_directory
 from tests.waiting import DEADLINE_S

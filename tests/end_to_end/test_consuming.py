@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.client.producer import Producer
-from delayd.client.pulling.consumer import Consumer
+from delayd import Consumer, Producer
 from tests.end_to_end.up_process import up
 from tests.waiting import DEADLINE_S
 

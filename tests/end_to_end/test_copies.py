@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.client.producer import Producer
-from delayd.client.pulling.consumer import Consumer
+from delayd import Consumer, Producer
 from delayd.errors import DelaydError
 from delayd.machine.operating import WaitKind
 from tests.end_to_end.cluster import (

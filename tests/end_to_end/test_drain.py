@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import delayd
-from delayd.client.sending.receipts import Receipt
+from delayd import Receipt
 from tests.end_to_end.draining import Fleet, open_fleet
 from tests.end_to_end.torture_drain import torture
 from tests.unit.cli.runner import run

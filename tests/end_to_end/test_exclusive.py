@@ -9,8 +9,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from delayd.client.producer import Producer
-from delayd.client.pulling.consumer import Consumer
+from delayd import Consumer, Producer
 from tests.end_to_end.up_process import up
 from tests.waiting import DEADLINE_S
 

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from delayd.client.producer import Producer
-from delayd.client.pulling.consumer import Consumer
+from delayd import Consumer, Producer
 from tests.end_to_end.cluster import logged
 from tests.end_to_end.pulling import pull_all
 from tests.waiting import wait_until

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from delayd.client.producer import Producer
-from delayd.client.pulling.consumer import Consumer
+from delayd import Consumer, Producer
 from tests.waiting import wait_until
 
 from .cluster import logged

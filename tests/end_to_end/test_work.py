@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.client.producer import Producer
+from delayd import Producer
 from tests.end_to_end.up_process import Up, is_running, up
 from tests.waiting import DEADLINE_S, wait_until
 

@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from delayd import CancelAnswer, MessageState
-from delayd.client.producer import AsyncProducer
-from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt
+from delayd import AsyncProducer, BatchReceipt, CancelAnswer, MessageState, Receipt
+from delayd.client.sending.receipts import Accepted
 from delayd.errors import DelaydError, SendHandle
 
 from .torture_ledger import Ledger

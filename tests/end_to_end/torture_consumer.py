@@ -7,7 +7,7 @@ import random
 import time
 from datetime import timedelta
 
-from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessageBatch
+from delayd import AsyncConsumer, AsyncMessageBatch
 from delayd.errors import DelaydError
 
 from .torture_ledger import Delivered, Group, Ledger

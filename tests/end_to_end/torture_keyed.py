@@ -15,10 +15,9 @@ from typing import Self
 
 import numpy as np
 
-from delayd import CancelAnswer, RescheduleAnswer, SendVerdict
-from delayd.client.producer import AsyncProducer
+from delayd import AsyncProducer, BatchFailed, CancelAnswer, Receipt, RescheduleAnswer, SendVerdict
 from delayd.client.sending.receipts import Accepted as AcceptedBatch
-from delayd.client.sending.receipts import BatchFailed, Receipt, Verdicts
+from delayd.client.sending.receipts import Verdicts
 from delayd.client.sending.send_options import OnConflict
 from delayd.errors import DelaydError, InFlight, KeyPending, OutcomeUnknown, SendHandle
 from delayd.wire.asked import AnswerRows

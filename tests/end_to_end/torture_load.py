@@ -14,9 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from delayd.client.producer import AsyncProducer
-from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.sending.receipts import BatchFailed
+from delayd import AsyncConsumer, AsyncProducer, BatchFailed
 from delayd.errors import DelaydError, OutcomeUnknown, SendHandle
 
 from .torture_cancel import HANG_S, Canceller, outcome_of

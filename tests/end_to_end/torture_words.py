@@ -34,8 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import delayd
-from delayd.client.producer import AsyncProducer
-from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage
+from delayd import AsyncConsumer, AsyncMessage, AsyncProducer
 from delayd.errors import DelaydError, StaleHandle
 from delayd.reading.books import audit_directory
 from tests.unit.cli.runner import run

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from delayd import BatchReceipt, Receipt
 from delayd.batch.batch import Batch, encode_single, parse
 from delayd.batch.columns import ColumnId, Int64s, ProducerPart
 from delayd.batch.labels import encode_tags
@@ -26,7 +27,7 @@ from delayd.client.sending.outbox import (
     row_bytes,
     split_rows,
 )
-from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt
+from delayd.client.sending.receipts import Accepted
 from delayd.client.sending.send_options import NO_LABEL, Columns, Label, Labels, SendItems, Single
 from delayd.errors import DelaydError, HourFull, LogId
 

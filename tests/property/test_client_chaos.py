@@ -12,8 +12,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayd.client.producer import AsyncProducer
-from delayd.client.sending.receipts import Receipt
+from delayd import AsyncProducer, Receipt
 from delayd.errors import HourFull, OutcomeUnknown, SlowDown
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.client.sending.receipts import Receipt
+from delayd import Receipt
 from delayd.errors import LogId
 from delayd.hours import hour_name
 from delayd.machine.disk import RealDisk

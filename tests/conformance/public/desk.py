@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import delayd
-from delayd.client.pulling.consumer import Message
+from delayd import Message
 from tests.waiting import DEADLINE_S
 
 AT_ONCE = timedelta(0)

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import delayd
+from delayd import Message
 from delayd.client.admin import Letter
-from delayd.client.pulling.consumer import Message
 from delayd.testing import InMemoryBroker
 from tests.conformance.public.desk import LATER, LONG, NEXT, Desk
 from tests.waiting import wait_until

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import delayd
-from delayd.client.asking.messages import MessageInfo
+from delayd import MessageInfo
 from tests.conformance.public.desk import AT_ONCE, LATER, Desk
 from tests.waiting import wait_until
 

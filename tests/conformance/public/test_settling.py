@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 import delayd
-from delayd.client.pulling.consumer import Message
+from delayd import Message
 from tests.conformance.public.desk import AT_ONCE, LONG, NEXT, Desk
 
 SHORT = timedelta(milliseconds=300)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cli.send import _say_what_is_kept, line_batches
-from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Failure
+from delayd import BatchFailed, BatchReceipt
+from delayd.client.sending.receipts import Failure
 from delayd.errors import MessageTooLarge, OutcomeUnknown, SendHandle
 
 from .runner import Ran, run

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from delayd.client.pulling.acks import Backoff
+from delayd import AsyncConsumer, Backoff
 from delayd.client.pulling.consume_options import BACKOFF
-from delayd.client.pulling.consumer import AsyncConsumer
 from tests.unit.client.core_server import SUBJECT
 from tests.unit.client.world import World
 from tests.waiting import until

@@ -14,18 +14,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from delayd import Backoff, Receipt, SendFuture
 from delayd.address import Endpoint
 from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
 from delayd.client.asking.ask import Known, Listed, at_each
 from delayd.client.asking.messages import GET, AskedOne, Asker, Joined, Kind, Numbers, Row
 from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish, wish_column
-from delayd.client.pulling.acks import Backoff
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
 from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Pace, Stock
 from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
 from delayd.client.sending.outbox import SendSlots
-from delayd.client.sending.receipts import Receipt, SendFuture
 from delayd.errors import (
     BadArgument,
     LogId,

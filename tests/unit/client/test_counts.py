@@ -10,9 +10,7 @@ from types import FrameType
 import numpy as np
 import uvloop
 
-from delayd.client.producer import AsyncProducer
-from delayd.client.pulling.consumer import AsyncConsumer
-from delayd.client.sending.receipts import Receipt
+from delayd import AsyncConsumer, AsyncProducer, Receipt
 from tests.unit.client.world import PAST_MS, World, on_loop, world_aside
 
 # Calls of Python functions on the producer's thread, measured and rounded up by a tenth: each costs 0.1 us or more.

@@ -20,14 +20,8 @@ from typing import Any
 import pytest
 
 import delayd.client
+from delayd import AsyncConsumer, AsyncMessageBatch, Consumer, Message, MessageBatch
 from delayd.client.pulling import many_source, source
-from delayd.client.pulling.consumer import (
-    AsyncConsumer,
-    AsyncMessageBatch,
-    Consumer,
-    Message,
-    MessageBatch,
-)
 from delayd.errors import (
     AlreadyClosed,
     BadHeaders,

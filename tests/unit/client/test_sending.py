@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import delayd
+from delayd import AsyncProducer
 from delayd.batch.content import Names, slots_of_names
 from delayd.client.asking import messages as questions
-from delayd.client.producer import AsyncProducer
 from delayd.client.sending.outbox import Gathering
 from delayd.client.sending.receipts import Accepted, Verdicts
 from delayd.errors import (
