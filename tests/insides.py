@@ -238,7 +238,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.config",
         "delayd.delay.core",
         "delayd.delay.handoff.frames",
-        "delayd.delay.handoff.link",
         "delayd.delay.handoff.window",
         "delayd.delay.keys.index",
         "delayd.delay.keys.run",

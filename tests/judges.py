@@ -22,7 +22,7 @@ from tests.fuzz.planted import PLANTED_IN_REALTIME as IN_FUZZ_REALTIME
 from tests.groups.planted import PLANTED as IN_WALKS
 from tests.model.rules import RULES as OF_HANDOFF
 from tests.simulation.planted import PLANTED as IN_SIMULATION
-from tests.unit.delay.keys.planted import PLANTED as OF_SLOTS
+from tests.unit.delay.planted import PLANTED as OF_SLOTS
 from tests.worlds.bugs import PLANTED as IN_LIVES
 from tests.worlds.bugs import PLANTED_IN_ANSWERS as IN_ANSWERS
 from tests.worlds.bugs import PLANTED_IN_CANCELS as IN_CANCELS

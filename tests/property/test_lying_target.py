@@ -7,16 +7,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.delay.handoff import link
-from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, error_by_code
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType
 from tests.fuzz.values import BOUNDARY, NUMBERS
-from tests.unit.delay.handoff import cable_of, link_of, put_on_cable, ready_world, target_of
-from tests.worlds.delay import wanted
+from tests.worlds.delay import World, wanted
 from tests.worlds.target import Cable, Call
 
 HOUR_MS = 3_600_000
@@ -84,8 +81,8 @@ def test_rule_E1_no_answer_of_a_target_ends_a_delay_server(seed: int, monkeypatc
     def answer(cable: Cable, call: Call, what: Frame | DelaydError) -> None:
         plain(cable, call, liar.changed(call.asked.kind, what))
 
-    world = ready_world()
-    put_on_cable(world, 3)
+    world = World.greeted()
+    world.fall_due(3)
     # Only a new life asks what an earlier one handed over.
     world = world.after_crash(PowerLoss.ALL_LOST)
     monkeypatch.setattr(Cable, "_answer", answer)
@@ -102,18 +99,18 @@ def test_rule_E1_no_answer_of_a_target_ends_a_delay_server(seed: int, monkeypatc
 
 
 def test_rule_B1_an_answer_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = ready_world(frame_rows_max=1)
-    put_on_cable(world, 3)
-    cable = cable_of(world)
+    world = World.greeted(frame_rows_max=1)
+    world.fall_due(3)
+    cable = world.cable
     while cable.up:
         cable.carry_up()
-    target_of(world).frame_batches = 1
-    target_of(world).sync()
-    monkeypatch.setattr(link, "WINDOW_FRAMES_MAX", 2)
+    cable.target.frame_batches = 1
+    cable.target.sync()
+    monkeypatch.setattr("delayd.delay.handoff.link.WINDOW_FRAMES_MAX", 2)
     world = world.after_crash(PowerLoss.ALL_LOST)
     world.pass_ms(10_000)
-    assert link_of(world).phase is not Phase.READY and not link_of(world)._answer
-    monkeypatch.setattr(link, "WINDOW_FRAMES_MAX", 4_096)
+    assert world.target_info()["state"] != "ready"
+    monkeypatch.undo()
     world.pass_ms(10_000)
     world.drain()
     world.check_books()

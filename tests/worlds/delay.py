@@ -6,25 +6,30 @@ Invariant: nothing happens by itself. Every step is a call, so that a list of st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from random import Random
 
+import msgpack
 import numpy as np
 
 from delayd.address import Endpoint
 from delayd.batch.batch import parse
-from delayd.batch.columns import ProducerPart
+from delayd.batch.columns import Buffer, ProducerPart
 from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MAX, hour_of_ms, hour_start_ms
 from delayd.log.hour import EndedRows, decode_ended
 from delayd.outcome import MessageState, Reason
 from delayd.reading.seals import verify_seals
+from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.asked import AnswerRows, Asked, AskedWindow, CancelAnswer, Piece, Place, RescheduleAnswer
+from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.heads import need_maps
 from delayd.wire.meta import SLOTS, SlotOwners
+from delayd.wire.requests import RequestType
 from tests.worlds import files
 from tests.worlds.delay_adapter import (
     AcceptedBatch,
@@ -50,13 +55,45 @@ from tests.worlds.outside import (
 )
 from tests.worlds.target import Cable
 
-__all__ = ["TARGET_IDS", "Outside", "Remains", "Wanted", "World", "encode_wanted", "new_world", "small_slots", "wanted"]
+__all__ = [
+    "ACCEPTED",
+    "TARGET_IDS",
+    "Outside",
+    "Remains",
+    "Verdict",
+    "Wanted",
+    "World",
+    "encode_wanted",
+    "new_world",
+    "small_slots",
+    "wanted",
+]
 
 DATA, FOLDER = files.DATA, files.FOLDER
 PRODUCER_ID = 0xABCDEF
 STOP_STEPS = 400
 SLEEP_MS_MAX = 500  # The shell looks around this often.
 STEPS_MAX = 20_000  # A run that is not quiet by then never will be.
+ACCEPTED = (0, 0)
+
+Answer = tuple[Head, bytes]
+Verdict = tuple[int, int]
+"""Of a row with a key: the reason with which it met another one, and the sequence of that; else `ACCEPTED`."""
+
+
+class Asker:
+    """A connection with one request: its answer, or the error by which it is refused, once that is there."""
+
+    def __init__(self) -> None:
+        self.told: list[Answer | DelaydError] = []
+
+    def answer(self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = ()) -> None:
+        """Hear the answer."""
+        self.told.append((dict(head), b"".join(body)))
+
+    def answer_error(self, request_id: int, error: DelaydError) -> None:
+        """Hear the refusal."""
+        self.told.append(error)
 
 
 class World:
@@ -74,6 +111,7 @@ class World:
         self.cables: list[Cable] = []
         self.asked: list[list[bytes]] = []  # Questions to meta, not answered yet.
         self.meta_up = True
+        self.dials = 0
         small = {"free_bytes_far": 0, "free_bytes_all": 0, "segment_bytes": 8192, "outcomes_flush_ms": 20}
         self.disk.make_folder(FOLDER)
         draw = Random(seed * 7919 + self.state.commits + len(self.disk.operations) + outside.machine.wall_ms)
@@ -81,6 +119,15 @@ class World:
         self._draw = draw
         self._begins_anew = False
         self._start()
+
+    @classmethod
+    def greeted(cls, **settings: int) -> World:
+        """A world whose target was greeted, and whose first message was delivered and decided."""
+        world = cls(None, core=DelayCore, seed=0, **settings)
+        world.send(wanted(1, 0, "first"))
+        world.pass_ms(200)
+        assert world.bodies() == [b"first-0"] and world.target_info()["state"] == "ready"
+        return world
 
     def _start(self) -> None:
         random_id = partial(self._draw.getrandbits, 64)
@@ -173,6 +220,55 @@ class World:
             # Rows that meet others by their keys end, whoever asked.
             outside.cancel_asked.update(range(what.base_sequence, what.base_sequence + what.rows))
             outside.cancelled.update(decode_ended(what.decided)["sequence"].tolist())
+
+    def send_keyed(self, rows: Sequence[Wanted], keys: Sequence[bytes], policy: int | Sequence[int]) -> int:
+        """Send rows with keys, under one policy or each under its own; the number of their batch."""
+        policies = [policy] * len(keys) if isinstance(policy, int) else policy
+        return self.send(rows, keys, [each if key else 0 for each, key in zip(policies, keys, strict=True)])
+
+    def sent_keyed(self, rows: Sequence[Wanted], keys: Sequence[bytes], policy: int | Sequence[int]) -> list[Verdict]:
+        """The same, and let everything happen that takes no time: the verdicts."""
+        number = self.send_keyed(rows, keys, policy)
+        self.settle()
+        return self.verdicts(number)
+
+    def verdicts(self, number: int) -> list[Verdict]:
+        """What the producer was told of each row of a batch."""
+        _, accepted = self.outside.accepted[number]
+        told = [ACCEPTED] * accepted.rows
+        for row in decode_ended(accepted.decided):
+            mine, other = int(row["sequence"]), int(row["other"])
+            if row["reason"] == Reason.REPLACED:
+                mine, other = other, mine
+            told[mine - accepted.base_sequence] = (int(row["reason"]), other)
+        return told
+
+    # Whoever asks over a connection.
+
+    def begin(self, kind: RequestType, head: Head | None = None, body: bytes = b"") -> list[Answer | DelaydError]:
+        """Give the server a request; the list holds its answer, or the error of a refusal, once it is there."""
+        asker = Asker()
+        crossed: Head = msgpack.unpackb(msgpack.packb(head or {}))
+        try:
+            self.server.frames(with_status=True).received(asker, Frame(kind, 0, 1, crossed, memoryview(body)))
+        except DelaydError as error:
+            asker.answer_error(1, error)
+        return asker.told
+
+    def ask(self, kind: RequestType, head: Head | None = None, body: bytes = b"") -> Answer:
+        """The same, and let everything happen that takes no time: the answer. Raises the error of a refusal."""
+        told = self.begin(kind, head, body)
+        self.settle()
+        (answer,) = told
+        if isinstance(answer, DelaydError):
+            raise answer
+        return answer
+
+    def status(self, name: str) -> int:
+        """A figure of STATUS at this instant; 0 for one that is left out."""
+        (answer,) = self.begin(RequestType.STATUS)
+        assert not isinstance(answer, DelaydError), answer
+        return int(str(answer[0].get(name, 0)))
 
     # Whoever cancels.
 
@@ -273,6 +369,16 @@ class World:
         self.settle()
         return told
 
+    def target_info(self) -> Head:
+        """What TARGETS says of the first target."""
+        (answer,) = self.begin(RequestType.TARGETS, {"after": 0})
+        assert not isinstance(answer, DelaydError), answer
+        return need_maps(answer[0], "targets")[0]
+
+    def bodies(self, log_id: int = TARGET_IDS[0]) -> list[bytes]:
+        """What a target has, in its order."""
+        return [body for kept in self.outside.targets[log_id].log for body in kept.bodies]
+
     # Steps.
 
     def new_thread(self) -> StepExecutor:
@@ -341,6 +447,23 @@ class World:
                     return
             move()
         raise AssertionError("the world does not come to rest")
+
+    def work(self) -> None:
+        """Do all that happens without time passing, but for the network of the targets."""
+        while self.asked or any(executor.step() for executor in self.executors()):
+            if self.asked:
+                self.answer_routes()
+
+    def send_due(self, count: int, name: str, after_ms: int = 100) -> None:
+        """Send messages that are due so long after now, and have them durable."""
+        self.send(wanted(count, self.clock.now_ms() - START_MS + after_ms, name))
+        self.work()
+
+    def fall_due(self, count: int, name: str = "a") -> None:
+        """Let messages fall due; their frames are on their way, as far as there is room."""
+        self.send_due(count, name)
+        self.clock.advance(100)
+        self.server.wake()
 
     def pass_ms(self, ms: int) -> None:
         """Let time pass, with everything done at each instant at which something is due."""
@@ -466,6 +589,12 @@ class World:
         for cable in self._cables_of(log_id):
             cable.cut(keep, answers)
 
+    @property
+    def cable(self) -> Cable:
+        """The only connection that is open."""
+        (cable,) = [cable for cable in self.cables if not cable.ended]
+        return cable
+
     def _cables_of(self, log_id: int) -> list[Cable]:
         return [cable for cable in self.cables if cable.target.log_id == log_id and not cable.ended]
 
@@ -477,6 +606,7 @@ class World:
         target = self.outside.targets[self.outside.moved.get(meant, meant)]
         cable = Cable(target, lost)
         self.cables.append(cable)
+        self.dials += 1
         if target.up:
             cable.down.append(lambda: connected(cable))
         else:

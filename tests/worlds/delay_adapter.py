@@ -220,11 +220,13 @@ class DelayAdapter:
 
         self.core.memory.ledger.owed.take = take_and_tell  # type: ignore[method-assign]
 
-    def frames(self, *, with_status: bool = False) -> Requests:
-        """What serves frames of a connection: `received` and `disconnected`."""
+    def frames(
+        self, *, with_status: bool = False, soon: Callable[[Callable[[], None]], object] | None = None
+    ) -> Requests:
+        """What serves frames of a connection: `received` and `disconnected`; ``soon`` gets what the next turn does."""
         core = self.core
         if not with_status:
-            return Requests(core, self._clock, dict)
+            return Requests(core, self._clock, dict, soon)
         return Requests(
             core,
             self._clock,
@@ -242,9 +244,9 @@ class DelayAdapter:
         """Whether it wants to hear where targets listen."""
         return self.core.handoff.dispatcher.wants_places
 
-    def hears_place(self, target: int, host: str) -> None:
+    def hears_place(self, target: int, host: str, port: int = 1) -> None:
         """Meta says where a target listens."""
-        self.core.handoff.dispatcher.place(target, Endpoint(host, 1))
+        self.core.handoff.dispatcher.place(target, Endpoint(host, port))
 
     @property
     def targets(self) -> dict[bytes, int]:
@@ -274,7 +276,8 @@ class DelayAdapter:
 
     def has_given_up(self, target: int) -> bool:
         """Whether an operator has given a target up."""
-        return self.core.handoff.dispatcher.links[target].is_lost
+        link = self.core.handoff.dispatcher.links.get(target)
+        return self.core.handoff.targets._words.is_freed(target) if link is None else link.is_lost
 
     def accept(self, target: int, told: Callable[[DelaydError | str], None]) -> None:
         """An operator accepts a target as it is."""

@@ -7,65 +7,62 @@ from typing import NamedTuple
 
 import pytest
 
-from delayd.delay.handoff.link import Phase
-from delayd.errors import DelaydError, ServerFenced
+from delayd.errors import ServerFenced
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.hour import dispatch_path, schedule_path
-from delayd.outcome import Outcome
+from delayd.outcome import MessageState
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
-from tests.unit.delay.answers import outcomes
-from tests.unit.delay.handoff import TARGET, link_of, ready_world, target_of
-from tests.worlds.delay import FOLDER, PRODUCER_ID, Remains, World, small_slots, wanted
+from delayd.wire.frame import Head
+from delayd.wire.requests import RequestType
+from tests.worlds.delay import FOLDER, PRODUCER_ID, TARGET_IDS, World, small_slots, wanted
 
+TARGET = TARGET_IDS[0]
 FAR_MS = 5 * HOUR_MS
-FAR = hour_of_ms(START_MS + FAR_MS)
-HOUR = hour_of_ms(START_MS)
+FAR, HOUR = hour_of_ms(START_MS + FAR_MS), hour_of_ms(START_MS)
 WAYS = (None, PowerLoss.ALL_LOST, PowerLoss.REORDERED)
 
 
 class Word(NamedTuple):
-    """One word: what stands before it, how it is said, and what must hold in each life behind its answer."""
+    """One word: what stands before it, its request, and what must hold in each life behind its answer."""
 
     prepare: Callable[[], World]
-    say: Callable[[World, Callable[..., None]], None]
+    kind: RequestType
+    head: Head
     is_kept: Callable[[World], bool]
 
 
-def next_life(world: World, way: PowerLoss | None = None) -> World:
-    return world.after_crash(way, late=False)
-
-
 def after_the_targets_loss() -> World:
-    world = ready_world()
-    target_of(world).log.clear()
-    target_of(world).synced = 0
+    world = World.greeted()
+    target = world.outside.targets[TARGET]
+    target.log.clear()
+    target.synced = 0
     world.cut(TARGET)
     world.send(wanted(1, 0, "a"))
     world.pass_ms(10_000)
-    assert link_of(world).alarm
+    assert world.server.is_alarmed_at(TARGET)
     return world
 
 
-def fenced_by_the_target(epochs_ahead: int = 1_000) -> World:
+def fenced_by_the_target() -> World:
     """This directory was restored: the target has heard of a far later life of it."""
-    world = ready_world()
-    target_of(world).origin = (world.core.site.identity.epoch + epochs_ahead, 0xBAD)
+    world = World.greeted()
+    world.outside.targets[TARGET].origin = (world.server.epoch + 1_000, 0xBAD)
     world.cut(TARGET)
     world.pass_ms(3_000)
-    assert world.core.fence.is_up
+    assert world.server.is_fenced
     return world
 
 
 def with_lost_value(key: bytes) -> World:
-    world = ready_world()
+    world = World.greeted()
     world.checkpoint()
     remains = world.remains(late=False)
     remains.state._pairs[key] = b"no checksum"
     life = World(remains)
     life.settle()
-    assert len(life.core.memory.quarantine) == 1
+    assert len(life.server.set_aside) == 1
     return life
 
 
@@ -80,7 +77,7 @@ def without_file(path: str) -> World:
     life.send(wanted(2, FAR_MS, "beside"))
     life.settle()
     life.checkpoint()
-    assert len(life.core.memory.quarantine) == 1
+    assert len(life.server.set_aside) == 1
     return life
 
 
@@ -97,20 +94,12 @@ def with_rotten_bodies() -> World:
     return world
 
 
-def release(id_: str) -> Callable[[World, Callable[..., None]], None]:
-    return lambda world, hear: world.core.repair.decisions.release(id_, hear)
-
-
-def drop(id_: str) -> Callable[[World, Callable[..., None]], None]:
-    return lambda world, hear: world.core.repair.decisions.drop(id_, hear)
-
-
 def nothing_waits(world: World) -> bool:
-    return not len(world.core.memory.quarantine)
+    return not world.server.has_set_aside
 
 
 def speaks_to_its_target(world: World) -> bool:
-    return link_of(world).phase is Phase.READY and not link_of(world).alarm and not world.core.fence.is_up
+    return world.target_info()["state"] == "ready" and not world.server.is_fenced
 
 
 def takes_batches(world: World) -> bool:
@@ -119,57 +108,53 @@ def takes_batches(world: World) -> bool:
     return nothing_waits(world) and number in world.outside.accepted
 
 
+def is_dead(world: World) -> bool:
+    return nothing_waits(world) and world.states(world.receipts("rotten")) == [MessageState.DEAD] * 3
+
+
+def mend(prepare: Callable[[], World], decision: str, id_: str, is_kept: Callable[[World], bool]) -> Word:
+    return Word(prepare, RequestType.MEND, {"id": id_, "decision": decision}, is_kept)
+
+
+PRODUCER = f"producer/{PRODUCER_ID:016x}"
 WORDS = {
     "target lost": Word(
-        ready_world,
-        lambda world, hear: world.core.handoff.targets.lose(TARGET, hear),
-        lambda world: world.core.handoff.targets._words.is_freed(TARGET),
+        World.greeted, RequestType.TARGET_LOST, {"log_id": TARGET}, lambda world: world.server.has_given_up(TARGET)
     ),
     "target accept, which lost data": Word(
-        after_the_targets_loss,
-        lambda world, hear: world.core.handoff.targets.accept(TARGET, hear),
-        speaks_to_its_target,
+        after_the_targets_loss, RequestType.TARGET_ACCEPT, {"log_id": TARGET}, speaks_to_its_target
     ),
     "target accept, of a restored server": Word(
-        fenced_by_the_target, lambda world, hear: world.core.handoff.targets.accept(TARGET, hear), speaks_to_its_target
+        fenced_by_the_target, RequestType.TARGET_ACCEPT, {"log_id": TARGET}, speaks_to_its_target
     ),
-    "quarantine release target": Word(lambda: with_lost_value(b"target/mail"), release("target/mail"), nothing_waits),
-    "quarantine release producer": Word(
-        lambda: with_lost_value(b"producer/" + PRODUCER_ID.to_bytes(8)),
-        release(f"producer/{PRODUCER_ID:016x}"),
-        takes_batches,
+    "release target": mend(lambda: with_lost_value(b"target/mail"), "release", "target/mail", nothing_waits),
+    "release producer": mend(
+        lambda: with_lost_value(b"producer/" + PRODUCER_ID.to_bytes(8)), "release", PRODUCER, takes_batches
     ),
-    "quarantine drop schedule": Word(
-        lambda: without_file(schedule_path(FOLDER, FAR)), drop(f"schedule/{hour_name(FAR)}"), nothing_waits
+    "give up schedule": mend(
+        lambda: without_file(schedule_path(FOLDER, FAR)), "give-up", f"schedule/{hour_name(FAR)}", nothing_waits
     ),
-    "quarantine drop dispatch": Word(
-        lambda: without_file(dispatch_path(FOLDER, HOUR)), drop(f"dispatch/{hour_name(HOUR)}"), nothing_waits
+    "give up dispatch": mend(
+        lambda: without_file(dispatch_path(FOLDER, HOUR)), "give-up", f"dispatch/{hour_name(HOUR)}", nothing_waits
     ),
-    "quarantine drop rows": Word(
-        with_rotten_bodies,
-        drop(f"rows/{hour_name(FAR)}"),
-        lambda world: nothing_waits(world) and outcomes(world)[Outcome.DEAD] == 3,
-    ),
+    "give up rows": mend(with_rotten_bodies, "give-up", f"rows/{hour_name(FAR)}", is_dead),
 }
 
 
-def said(world: World, word: Word) -> list[object]:
-    """Say it, and do all that comes of it, a checkpoint too; what was answered, perhaps before a crash."""
+def said(world: World, word: Word) -> bool:
+    """Say it, and do all that comes of it, a checkpoint too; whether it was answered, perhaps before a crash."""
     told: list[object] = []
-
-    def hear(*answer: object) -> None:
-        assert not isinstance(answer[0], DelaydError) and answer[0], answer
-        told.append(answer)
-
     try:
-        word.say(world, hear)
+        told = world.begin(word.kind, word.head)  # type: ignore[assignment]
         world.settle()
         assert len(told) == 1
         world.pass_ms(1_000)
         world.checkpoint()
     except Crash:
         pass
-    return told
+    for answer in told:
+        assert isinstance(answer, tuple) and answer[0].get("done", True) is True, answer
+    return bool(told)
 
 
 @pytest.mark.parametrize("name", WORDS)
@@ -178,22 +163,19 @@ def test_a_word_that_was_answered_is_kept_whichever_disk_operation_the_server_di
     with small_slots():
         world = word.prepare()
         first = len(world.disk.operations) + 1
-        assert said(world, word)
-        assert word.is_kept(world)
-        last = len(world.disk.operations) + 1
-        for at in range(first, last + 1):
+        assert said(world, word) and word.is_kept(world)
+        for at in range(first, len(world.disk.operations) + 2):
             world = word.prepare()
             world.disk.faults.crash_at = at
             told = said(world, word)
             for way in WAYS:
-                life = next_life(world, way)
+                life = world.after_crash(way, late=False)
                 if not told:
                     # It may be said again, and then it counts.
                     life.pass_ms(3_000)
-                    if not word.is_kept(life):
-                        assert said(life, word)
+                    assert word.is_kept(life) or said(life, word)
                 life.pass_ms(3_000)
-                for each in (life, next_life(life), next_life(life, PowerLoss.ALL_LOST)):
+                for each in (life, *(life.after_crash(again, late=False) for again in WAYS[:2])):
                     each.pass_ms(3_000)
                     assert word.is_kept(each), f"died {way} at {at}, {world.disk.operations[-1]}, told {told}"
                     each.check_logs()
@@ -202,27 +184,25 @@ def test_a_word_that_was_answered_is_kept_whichever_disk_operation_the_server_di
 def test_rule_H8_a_server_that_its_target_fenced_off_gives_no_receipts_in_its_next_life_either() -> None:
     world = fenced_by_the_target()
     for way in WAYS:
-        life = next_life(world, way)
-        target_of(life).up = False
-        for each in (life, next_life(life)):
+        life = world.after_crash(way, late=False)
+        target = life.outside.targets[TARGET]
+        target.up = False
+        for each in (life, life.after_crash(None, late=False)):
             number = each.send(wanted(1, 1_000, "new"))
             each.pass_ms(5_000)
             assert [(refused, type(why)) for refused, why in each.outside.refused] == [(number, ServerFenced)]
             each.outside.refused.clear()
         # The newest directory is back, or the target has made up its mind: it serves again, and the mark is gone.
-        life = next_life(life)
-        target_of(life).restart()
-        target_of(life).origin = (0, 0)
+        life = life.after_crash(None, late=False)
+        target = life.outside.targets[TARGET]
+        target.restart()
+        target.origin = (0, 0)
         life.pass_ms(5_000)
-        for each in (life, next_life(life, PowerLoss.ALL_LOST)):
+        for each in (life, life.after_crash(PowerLoss.ALL_LOST, late=False)):
             number = each.send(wanted(1, 1_000, "new"))
             each.settle()
             assert number in each.outside.accepted and not each.state.scan(b"refuser/")
-
-
-def test_rule_H8_a_mark_that_does_not_check_counts_as_one() -> None:
-    world = fenced_by_the_target()
-    remains: Remains = world.remains(late=False)
+    remains = world.remains(late=False)
     ((key, _),) = remains.state.scan(b"refuser/")
     remains.state.flip(key)
-    assert World(remains).core.fence.is_up
+    assert World(remains).server.is_fenced, "a mark that does not check counts as one"

@@ -14,8 +14,8 @@ from delayd.reading.trace import trace
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import PowerLoss
-from tests.unit.delay.ending.keyed import KEEP, REJECT, REPLACE, send, sent
 from tests.worlds.delay import DATA, World, wanted
+from tests.worlds.key_books import KEEP, REJECT, REPLACE
 
 HOUR_MS = 3_600_000
 SUBJECT = "orders.eu"
@@ -32,18 +32,18 @@ def disk(request: pytest.FixtureRequest) -> MemoryDisk:
 
 def decided(*, filed: bool) -> MemoryDisk:
     world = World()
-    sent(world, wanted(1, 5 * HOUR_MS, "cancelled"), [b"a"], REJECT)
-    sent(world, wanted(1, 6 * HOUR_MS, "moved"), [b"b"], REJECT)
-    sent(world, wanted(1, 7 * HOUR_MS, "replaced"), [b"c"], REJECT)
+    world.sent_keyed(wanted(1, 5 * HOUR_MS, "cancelled"), [b"a"], REJECT)
+    world.sent_keyed(wanted(1, 6 * HOUR_MS, "moved"), [b"b"], REJECT)
+    world.sent_keyed(wanted(1, 7 * HOUR_MS, "replaced"), [b"c"], REJECT)
     if filed:
         world.checkpoint()
     commit, _, worker = world.executors()
     world.cancel(world.receipts("cancelled"))
     world.reschedule(world.receipts("moved"), START_MS + 8 * HOUR_MS)
-    send(world, wanted(1, 9 * HOUR_MS, "newer"), [b"c"], REPLACE)
+    world.send_keyed(wanted(1, 9 * HOUR_MS, "newer"), [b"c"], REPLACE)
     while commit.step() or worker.step():
         pass
-    send(world, wanted(1, 9 * HOUR_MS, "met"), [b"c"], KEEP)
+    world.send_keyed(wanted(1, 9 * HOUR_MS, "met"), [b"c"], KEEP)
     while commit.step() or worker.step():
         pass
     assert not world.outcomes()
@@ -87,7 +87,7 @@ def test_the_audit_and_the_tables_count_no_ended_row_as_pending(disk: MemoryDisk
 
 def test_the_message_log_keeps_a_decision_until_its_outcome_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(segment_bytes=4_096)
-    sent(world, wanted(1, 30 * HOUR_MS, "row"), [b"a"], REJECT)
+    world.sent_keyed(wanted(1, 30 * HOUR_MS, "row"), [b"a"], REJECT)
 
     def live() -> int:
         """Send enough for a few files, and go on for as long as files are kept for readers; how many there are."""

@@ -1,33 +1,33 @@
-"""Logs of hours that are set aside, and what a start joins, keeps and puts in doubt when they are back (rule L10)."""
+"""What can't be read is set aside, decided on or taken back, and never guessed (rules L5, L8, L10)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from delayd.delay.books.outcomes import quarantine_path
-from delayd.delay.damage import mending
+from delayd.errors import BadArgument, DamagedData
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
+from delayd.log.group import MAGIC_BYTES
 from delayd.log.hour import dispatch_path, schedule_beside_path, schedule_path
 from delayd.log.log import segment_name
 from delayd.machine.alarms import DAMAGED_AGAIN_MS, LOOK_MS
-from delayd.outcome import Outcome
-from delayd.reading.files.directory import find_directories
-from delayd.reading.files.origins import read_outcomes
+from delayd.outcome import MessageState
 from delayd.reading.verify import verify_files
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
+from delayd.wire.requests import RequestType
 from tests.memory_files import content, put
-from tests.worlds.delay import FOLDER, World, wanted
+from tests.worlds.delay import FOLDER, Remains, World, wanted
 
 HOUR = hour_of_ms(START_MS)
 FAR, FAR_MS = HOUR + 5, 5 * HOUR_MS
-PATH, BESIDE = schedule_path(FOLDER, FAR), schedule_beside_path(FOLDER, FAR)
-DISPATCH = dispatch_path(FOLDER, HOUR)
-FIRST = f"{FOLDER}/message/{segment_name(0)}"
+PATH, BESIDE, DISPATCH = schedule_path(FOLDER, FAR), schedule_beside_path(FOLDER, FAR), dispatch_path(FOLDER, HOUR)
+LOG = f"{FOLDER}/message/{segment_name(0)}"
+LOG_ID = f"log/{segment_name(0).removesuffix('.log')}"
 AWAY = f"{FOLDER}/away.log"
 SCHEDULE_ID, DISPATCH_ID = f"schedule/{hour_name(FAR)}", f"dispatch/{hour_name(HOUR)}"
 
@@ -49,17 +49,16 @@ def aside() -> World:
 
 
 def ids(world: World) -> list[str]:
-    return [entry.id for entry in world.core.memory.quarantine]
+    return [entry.id for entry in world.server.set_aside]
 
 
-def decided(world: World, id_: str, *, drop: bool = False) -> tuple[bool, str]:
-    told: list[tuple[bool, str]] = []
-    (world.core.repair.decisions.drop if drop else world.core.repair.decisions.release)(
-        id_, lambda done, text: told.append((done, text))
-    )
-    world.settle()
-    (answer,) = told
-    return answer
+def mend(world: World, id_: str, decision: str = "take") -> str:
+    """Have an operator decide; what was said when it was not done."""
+    try:
+        head, _ = world.ask(RequestType.MEND, {"id": id_, "decision": decision})
+    except BadArgument as error:
+        return str(error)
+    return "" if head["done"] is True else str(head)
 
 
 def delivered(world: World) -> None:
@@ -74,14 +73,14 @@ def delivered(world: World) -> None:
 def test_a_file_beside_an_hour_is_not_taken_for_an_earlier_one_that_joined_it() -> None:
     world = aside()
     world.disk.rename(AWAY, PATH)
-    assert decided(world, SCHEDULE_ID)[0] and not world.disk.exists(BESIDE)
+    assert not mend(world, SCHEDULE_ID) and not world.disk.exists(BESIDE)
     world.disk.rename(PATH, AWAY)
     filed(world, 2, "second")
     world.clock.advance(FAR_MS - 10_000)
     world.pass_ms(12_000)
     assert world.missing() == {b"filed-0", b"filed-1", b"filed-2", b"beside-0", b"beside-1"}
     world.disk.rename(AWAY, PATH)
-    assert decided(world, SCHEDULE_ID)[0]
+    assert not mend(world, SCHEDULE_ID)
     delivered(world)
 
 
@@ -92,10 +91,9 @@ def test_rule_L8_a_start_that_finds_no_space_to_join_files_goes_on_with_both_and
     for _ in range(2):
         world = world.after_crash()
         assert ids(world) == [SCHEDULE_ID] and world.disk.exists(BESIDE)
-        epoch = world.core.site.identity.epoch
+        epoch = world.server.epoch
         world.pass_ms(DAMAGED_AGAIN_MS + 1_000)
-        assert ids(world) == [SCHEDULE_ID]
-        assert world.core.site.identity.epoch == epoch, "no start is tried that would find no space either"
+        assert ids(world) == [SCHEDULE_ID] and world.server.epoch == epoch, "no start finds space either"
     world.disk.capacity_bytes = CAPACITY_BYTES
     world.pass_ms(DAMAGED_AGAIN_MS + 1_000)
     assert not ids(world) and not world.disk.exists(BESIDE) and world.hours().get(FAR).rows == 5
@@ -111,42 +109,27 @@ def test_what_still_checks_of_a_given_up_file_is_kept_in_front_of_what_stands_be
     world.disk.rename(AWAY, PATH)
     file = world.disk.open(PATH, write=True)
     file.pwritev([b"?"], file.size() - 1)
-    assert decided(world, SCHEDULE_ID, drop=True)[0] and not ids(world)
+    assert not mend(world, SCHEDULE_ID, "give-up") and not ids(world)
     world.checkpoint()
     assert world.hours().get(FAR).rows == 10 and verify_files([PATH], disk=world.disk).sound
     world.drain(FAR_MS + HOUR_MS)
     assert world.missing() == {b"filed-4-0", b"filed-4-1"}
 
 
-def test_rule_B2_files_are_looked_at_in_pieces_of_one_group_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = aside()
-    for number in range(7):
-        filed(world, 2, f"beside-{number}")
-    world.disk.rename(AWAY, PATH)
-    gave_way: list[int] = []
-    monkeypatch.setattr(world.threads.worker, "give_way", lambda: gave_way.append(1))
-    assert decided(world, SCHEDULE_ID)[0] and len(gave_way) >= 9, "between any two groups that are read"
-
-
-# When a server begins anew.
-
-
 def test_a_file_that_is_whole_again_waits_for_a_message_log_without_which_a_start_is_held() -> None:
     world = aside()
-    whole = content(world.disk, FIRST)
-    world.disk.remove(FIRST)
+    whole = content(world.disk, LOG)
+    world.disk.remove(LOG)
     world.pass_ms(LOOK_MS + 2_000)
     world.disk.rename(AWAY, PATH)
-    log_id = f"log/{segment_name(0).removesuffix('.log')}"
-    epoch = world.core.site.identity.epoch
-    for drop in (False, True):
-        done, text = decided(world, SCHEDULE_ID, drop=drop)
-        assert not done and f"when {log_id} is whole, too" in text
+    epoch = world.server.epoch
+    for decision in ("take", "give-up"):
+        assert f"when {LOG_ID} is whole, too" in mend(world, SCHEDULE_ID, decision)
     world.pass_ms(DAMAGED_AGAIN_MS + 1_000)
-    assert world.core.site.identity.epoch == epoch, "a start would be held, and this life goes on"
-    put(world.disk, FIRST, whole)
+    assert world.server.epoch == epoch, "a start would be held, and this life goes on"
+    put(world.disk, LOG, whole)
     world.pass_ms(LOOK_MS + DAMAGED_AGAIN_MS + 2_000)
-    assert not ids(world) and world.core.site.identity.epoch == epoch + 1
+    assert not ids(world) and world.server.epoch == epoch + 1
     delivered(world)
 
 
@@ -154,12 +137,12 @@ def test_a_file_that_only_looks_whole_has_the_server_begin_anew_once_in_thirty_s
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = aside()
-    monkeypatch.setattr(mending, "check_schedule", lambda *args: None)
+    monkeypatch.setattr("delayd.delay.damage.mending.check_schedule", lambda *args: None)
     begun = [world.clock.monotonic_ms()]
     while len(begun) < 4:
-        epoch = world.core.site.identity.epoch
+        epoch = world.server.epoch
         world.pass_ms(500)
-        if world.core.site.identity.epoch > epoch:
+        if world.server.epoch > epoch:
             begun.append(world.clock.monotonic_ms())
     assert all(later - earlier >= DAMAGED_AGAIN_MS for earlier, later in pairwise(begun[1:]))
 
@@ -167,51 +150,41 @@ def test_a_file_that_only_looks_whole_has_the_server_begin_anew_once_in_thirty_s
 # Dispatch logs, and the files beside them.
 
 
+def beside(number: int) -> str:
+    """The file that stands in for the hour's dispatch log, and for those before this one."""
+    return f"{FOLDER}/quarantine/{hour_name(HOUR)}{f'.{number}' if number > 1 else ''}.log"
+
+
 def rotten_in_a_row(world: World, count: int) -> dict[str, bytes]:
     """Damage an hour's dispatch log, then each file that stands in for it, with an outcome in each: what they held."""
     held: dict[str, bytes] = {}
-    paths = [DISPATCH, *(quarantine_path(FOLDER, HOUR, number) for number in range(1, count))]
-    for number, path in enumerate(paths):
+    for number, path in enumerate([DISPATCH, *map(beside, range(1, count))]):
         world.send([*wanted(1, 500, f"now{number}"), *wanted(1, HOUR_MS, f"next{number}")])
         world.pass_ms(1_000)
-        assert f"now{number}-0".encode() not in world.missing()
         held[path] = content(world.disk, path)
         put(world.disk, path, b"rotten" + held[path][6:])
         world.pass_ms(31_000)
     world.send(wanted(1, 500, "last"))
     world.pass_ms(1_000)
-    assert world.disk.exists(quarantine_path(FOLDER, HOUR, count)) and ids(world) == [DISPATCH_ID]
+    assert world.disk.exists(beside(count)) and ids(world) == [DISPATCH_ID]
     return held
 
 
-def live_on(world: World) -> World:
-    return world
-
-
-def start_with_the_last_one_rotten(world: World) -> World:
-    last = quarantine_path(FOLDER, HOUR, 3)
-    put(world.disk, last, b"rotten" + content(world.disk, last)[6:])
-    return world.after_crash(PowerLoss.ALL_LOST)
-
-
-@pytest.mark.parametrize("begin", [live_on, start_with_the_last_one_rotten])
-def test_rule_L10_however_many_files_beside_a_dispatch_log_are_damaged_all_hours_are_delivered(
-    begin: Callable[[World], World],
-) -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_rule_L10_however_many_files_beside_a_dispatch_log_are_damaged_all_hours_are_delivered(restart: bool) -> None:
     world = World()
     held = rotten_in_a_row(world, 3)
-    last = quarantine_path(FOLDER, HOUR, 3)
-    held[last] = content(world.disk, last)
-    world = begin(world)
+    held[beside(3)] = content(world.disk, beside(3))
+    if restart:
+        put(world.disk, beside(3), b"rotten" + held[beside(3)][6:])
+        world = world.after_crash(PowerLoss.ALL_LOST)
     world.clock.advance(HOUR_MS)
     world.pass_ms(2_000)
     assert not world.missing()
-    for path, whole in held.items():
+    for path, whole in list(held.items())[: 4 if restart else 3]:
         assert ids(world) == [DISPATCH_ID]
         put(world.disk, path, whole)
         world.pass_ms(31_000)
-        if path == last or (begin is live_on and path == quarantine_path(FOLDER, HOUR, 2)):
-            break
     assert not ids(world) and not world.disk.list_folder(f"{FOLDER}/quarantine")
     delivered(world)
 
@@ -219,10 +192,9 @@ def test_rule_L10_however_many_files_beside_a_dispatch_log_are_damaged_all_hours
 def test_an_operator_gives_up_only_those_files_of_an_hour_that_are_damaged() -> None:
     world = World()
     held = rotten_in_a_row(world, 3)
-    second = quarantine_path(FOLDER, HOUR, 2)
-    for path in held.keys() - {second}:
+    for path in held.keys() - {beside(2)}:
         put(world.disk, path, held[path])
-    assert decided(world, DISPATCH_ID, drop=True)[0] and not ids(world)
+    assert not mend(world, DISPATCH_ID, "give-up") and not ids(world)
     assert world.disk.list_folder(f"{FOLDER}/quarantine") == [f"{hour_name(HOUR)}.2.dispatch.dropped"]
     assert content(world.disk, DISPATCH).startswith(held[DISPATCH])
 
@@ -240,23 +212,21 @@ def test_rule_H8_a_damaged_dispatch_log_makes_nobody_a_restored_delay_server_als
         target.restart()
     for _ in range(2):
         world.pass_ms(31_000)
-        assert not world.core.fence.is_up
-        if ids(world):
-            assert decided(world, DISPATCH_ID, drop=True)[0]
+        assert not world.server.is_fenced and not (ids(world) and mend(world, DISPATCH_ID, "give-up"))
     world.checkpoint()
     again = world.after_crash(PowerLoss.ALL_LOST)
     again.pass_ms(31_000)
-    assert not again.core.fence.is_up
+    assert not again.server.is_fenced
 
 
 def test_rule_L10_a_server_that_stops_writes_removed_files_again() -> None:
     world = World()
     world.send([*wanted(3, 500, "m"), *wanted(3, FAR_MS, "n")])
     world.pass_ms(2_000)
-    for path in (FIRST, DISPATCH):
+    for path in (LOG, DISPATCH):
         world.disk.remove(path)
     assert world.stop()
-    world.core.close()
+    world.server.close()
     again = world.after_crash(None)
     assert not ids(again) and again.disk.exists(DISPATCH)
     delivered(again)
@@ -270,8 +240,82 @@ def test_bodies_that_can_not_be_read_are_given_up_with_the_outcome_dead() -> Non
     world.clock.advance(FAR_MS - 10_000)
     world.pass_ms(15_000)
     id_ = f"rows/{hour_name(FAR)}"
-    assert ids(world) == [id_] and not decided(world, id_)[0]
-    assert decided(world, id_, drop=True)[0] and not ids(world)
-    (directory,) = find_directories(world.disk, FOLDER)
-    rows = read_outcomes(world.disk, directory, FAR)
-    assert rows.parts["outcome"].take(rows.part_of).tolist() == [Outcome.DEAD] * 3
+    assert ids(world) == [id_] and mend(world, id_)
+    assert not mend(world, id_, "give-up") and not ids(world)
+    assert world.states(world.receipts("rotten")) == [MessageState.DEAD] * 3
+
+
+# The last group of the message log does not check: what names a message of it proves that it was durable (rule L5).
+
+
+def two_groups(*, counted: bool = False) -> World:
+    world = World()
+    world.send(wanted(1, HOUR_MS, "first"))
+    world.settle()
+    if counted:
+        world.checkpoint()
+    return world
+
+
+def left(world: World) -> Remains:
+    world.pass_ms(1_000)
+    return world.remains(PowerLoss.ALL_LOST)
+
+
+def handed_over() -> tuple[Remains, str]:
+    world = two_groups()
+    world.send(wanted(1, 500, "last"))
+    return left(world), r"message 2 from there on was durable.*give-up"
+
+
+def moved() -> tuple[Remains, str]:
+    """The outcome of the row that was moved names the row that took its place, which has no outcome yet."""
+    world = two_groups(counted=True)
+    world.reschedule(world.receipts("first"), START_MS + 2 * HOUR_MS)
+    return left(world), "message 2 from there on was durable: an outcome in .* names it"
+
+
+def filed_too(published: bool) -> tuple[Remains, str]:
+    """A checkpoint died before the state counted it, or the state is an older one than the checkpoint file."""
+    world = two_groups(counted=True)
+    world.send(wanted(1, 2 * HOUR_MS, "last"))
+    before = left(world)
+    world.checkpoint()
+    after = replace(world.remains(PowerLoss.ALL_LOST), state=before.state)
+    if published:
+        return after, "the checkpoint file counts the log up to"
+    put(after.disk, f"{FOLDER}/checkpoint", content(before.disk, f"{FOLDER}/checkpoint"))
+    return after, "message 2 from there on was durable: it is filed"
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize("named", [handed_over, moved, lambda: filed_too(False), lambda: filed_too(True)])
+def test_rule_L5_a_last_group_that_is_named_elsewhere_is_damage_and_is_not_cut(
+    named: Callable[[], tuple[Remains, str]], flipped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    remains, why = named()
+    whole = content(remains.disk, LOG)
+    bad = whole[:-1] + bytes([whole[-1] ^ 1]) if flipped else whole[:-8]
+    put(remains.disk, LOG, bad)
+    for _ in range(2):
+        with pytest.raises(DamagedData, match=why) as raised:
+            World(remains)
+        assert raised.value.path == LOG and content(remains.disk, LOG) == bad
+    put(remains.disk, LOG, whole)
+    again = World(remains)
+    again.drain(3 * HOUR_MS)
+    again.check_books()
+    if named in (handed_over, moved):
+        remains, _ = named()
+        put(remains.disk, LOG, whole[: whole.rindex(MAGIC_BYTES)])
+        assert World(remains).status("next_sequence") == 3, "a sequence that an outcome names is given to nobody (I5)"
+        assert "log_end_lost" in caplog.text and "outcomes_up_to=2" in caplog.text
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_rule_L5_a_last_group_that_nothing_names_is_cut_as_torn(counted: bool) -> None:
+    world = two_groups(counted=counted)  # Rows that a checkpoint has counted prove nothing of what is behind them.
+    world.send(wanted(1, 2 * HOUR_MS, "last"))
+    remains = left(world)
+    put(remains.disk, LOG, content(remains.disk, LOG)[:-8])
+    assert World(remains).status("next_sequence") == 2

@@ -10,31 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers
 
-from delayd.delay.keys.owned_slots import STATE_KEY, OwnedSlots
-from delayd.errors import (
-    DelaydError,
-    DiskFull,
-    DiskReserve,
-    RetryLater,
-    ServerUnavailable,
-)
+from delayd.delay.keys.owned_slots import OwnedSlots
+from delayd.errors import DelaydError, RetryLater
 from delayd.machine.alarms import Alarms
 from delayd.machine.identity import Identity, Site
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
-from delayd.wire.meta import SlotOwners, SlotSet, slot_set, slots_of_text
-from tests.unit.delay.keys.planted import PLANTED
-from tests.unit.meta.servers import LEASE_MS, FullState, SteppedMeta, delay_server
+from delayd.wire.meta import SlotOwners, SlotSet, slots_of_text
+from tests.unit.delay.planted import PLANTED
+from tests.unit.meta.servers import LEASE_MS, SteppedMeta, delay_server
 
 SLOT = slots_of_text("7")
 OnSlots = Callable[[SlotOwners | DelaydError], None]
-Outcome = DelaydError | None
 
 
-def slots(text: str) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
-    return np.flatnonzero(slots_of_text(text)).astype(np.uint16)
+def _none_pending(wanted: SlotSet, told: Callable[[int | DelaydError], None]) -> None:
+    told(0)
 
 
 class Member:
@@ -45,15 +38,10 @@ class Member:
         self.log_id = log_id
         self.state = state or MemoryState()
         self.worker = StepExecutor()
-        self.pending = 0
-        self.reachable = True
         self.asked: list[tuple[SlotSet, OnSlots]] = []
         self.answer: tuple[SlotSet, frozenset[int] | None] | None = None
         site = Site(MemoryDisk(), self.state, "d", Identity(log_id, 1), Alarms(SimClock()), self.worker)
-        self.own = OwnedSlots(site, lambda wanted, answer: self.asked.append((wanted, answer)), self.count)
-
-    def count(self, wanted: SlotSet, told: Callable[[int | DelaydError], None]) -> None:
-        told(self.pending)
+        self.own = OwnedSlots(site, lambda wanted, answer: self.asked.append((wanted, answer)), _none_pending)
 
     def restarted(self) -> Member:
         return Member(self.meta, self.log_id, self.state.after_crash())
@@ -62,9 +50,6 @@ class Member:
         """Meta answers what was asked."""
         asked, self.asked = self.asked, []
         for wanted, answer in asked:
-            if not self.reachable:
-                answer(ServerUnavailable("meta is away"))
-                continue
             try:
                 self.meta.meta.slots(wanted, answer)
             except RetryLater as error:
@@ -98,73 +83,6 @@ class Member:
         self.register()
         self.registered()
 
-    def take(self, text: str) -> Outcome:
-        told: list[Outcome] = []
-        self.own.admit(slots(text), told.append)
-        self.settle()
-        (outcome,) = told
-        return outcome
-
-    def release(self, text: str) -> SlotOwners | DelaydError:
-        told: list[SlotOwners | DelaydError] = []
-        self.own.release(slots_of_text(text), told.append)
-        self.settle()
-        (outcome,) = told
-        return outcome
-
-
-def two() -> tuple[SteppedMeta, Member, Member]:
-    meta = SteppedMeta()
-    first, second = Member(meta, 1), Member(meta, 2)
-    first.heartbeat()
-    assert first.take("0-9") is None
-    meet(first, second)
-    return meta, first, second
-
-
-def meet(*members: Member) -> None:
-    """Register until all of them may own slots, and know of each other."""
-    for _ in range(4):
-        for member in members:
-            member.heartbeat()
-            member.settle()
-    assert all(member.own.claims.peers >= {each.log_id for each in members} for member in members)
-
-
-def move(meta: SteppedMeta, text: str, to: int) -> None:
-    told: list[str | RetryLater] = []
-    meta.meta.slots(slot_set(np.empty(0, np.intp)), lambda owners: _moved(meta, text, owners, to, told))
-    assert isinstance(told[0], str)
-
-
-def _moved(
-    meta: SteppedMeta, text: str, owners: SlotOwners | DelaydError, to: int, told: list[str | RetryLater]
-) -> None:
-    assert isinstance(owners, SlotOwners)
-    meta.meta.move_slots(slots_of_text(text), owners.versions, to, told.append)
-
-
-def test_a_full_disk_leaves_everything_as_it_was() -> None:
-    meta = SteppedMeta()
-    state = FullState()
-    first = Member(meta, 1, state)
-    first.heartbeat()
-    state.error = DiskFull("state.lmdb")
-    assert isinstance(first.take("1"), DiskReserve)
-    state.error = None
-    assert first.take("1") is None
-    state.error = DiskFull("state.lmdb")
-    assert isinstance(first.release("1"), DiskReserve)
-    assert first.take("1") is None
-
-
-def test_a_value_that_does_not_check_is_asked_of_meta_again() -> None:
-    _, first, _ = two()
-    first.state.flip(STATE_KEY)
-    first = first.restarted()
-    assert not first.own.owned.any()
-    assert first.take("0-9") is None
-
 
 class Lives:
     """Three servers, their operators and meta in any order; no slot is ever served by two of them."""
@@ -192,7 +110,7 @@ class Lives:
         return self.members[int(self.draw(("1", "2", "3")))]
 
     def take(self) -> None:
-        self.member.own.admit(slots("7"), lambda outcome: None)
+        self.member.own.admit(np.flatnonzero(SLOT).astype(np.uint16), lambda outcome: None)
 
     def release(self) -> None:
         member = self.member

@@ -8,20 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 from delayd.batch.content import Names, slots_of_names
-from delayd.delay.ending import copies
-from delayd.delay.ending.drain import NEAR_MS
-from delayd.errors import (
-    DelaydError,
-    SlowDown,
-)
+from delayd.errors import SlowDown
 from delayd.outcome import MessageState
 from delayd.testing.tree import PowerLoss
-from delayd.wire.asked import ANSWER, AnswerRows, Asked, DrainOrder
+from delayd.wire.asked import Asked, DrainOrder, decode_answers, encode_asked
 from delayd.wire.meta import NO_SLOTS, slot_set
+from delayd.wire.requests import RequestType
 from tests.worlds.delay import World, wanted
 from tests.worlds.drain import ask, carry, carry_one, log_id, piece, two
 
 HOUR_MS = 3_600_000
+NEAR_MS = 10_000  # A row that is due so soon stays.
 ALL_SLOTS = ~NO_SLOTS
 
 
@@ -29,7 +26,7 @@ def delivered(*worlds: World) -> Counter[bytes]:
     """The bodies at the targets of some servers when all that they hold has fallen due."""
     found: Counter[bytes] = Counter()
     for world in worlds:
-        world.outside.cancel_asked.update(range(1, world.core.logs.intake.next_sequence))
+        world.outside.cancel_asked.update(range(1, world.status("next_sequence")))
         world.drain(6 * HOUR_MS)
         for hours in (1, 30):
             world.clock.advance(hours * HOUR_MS)
@@ -42,82 +39,67 @@ def delivered(*worlds: World) -> Counter[bytes]:
     return found
 
 
-def answers(world: World, asked: Asked) -> AnswerRows:
-    told: list[AnswerRows] = []
-
-    def heard(what: AnswerRows | DelaydError) -> None:
-        assert not isinstance(what, DelaydError), what
-        told.append(what)
-
-    world.core.asked.endings.get(asked, heard)
-    world.settle()
-    return told[0]
-
-
-def sent(world: World) -> set[bytes]:
-    return {body for batch, _ in world.outside.accepted.values() for _, _, body in batch.wanted}
+def sent(world: World) -> Counter[bytes]:
+    return Counter(body for batch, _ in world.outside.accepted.values() for _, _, body in batch.wanted)
 
 
 def test_a_receipt_says_where_the_message_is_now() -> None:
     world, other = two()
-    world.send(wanted(3, 5 * HOUR_MS, "far"))
+    world.send([*wanted(3, 5 * HOUR_MS, "far"), *wanted(2, NEAR_MS - 1, "near")])
     world.settle()
     receipts = world.receipts("far")
     other.send(wanted(2, 5 * HOUR_MS, "before"))
     other.settle()
-    piece(world, log_id(other))
+    progress = piece(world, log_id(other))
+    assert (progress.found, progress.drained) == (5, 3), "what is due about now is delivered here"
     # While nobody knows whether the other server has them, they are asked about again.
-    assert answers(world, receipts)["state"].tolist() == [MessageState.IN_FLIGHT] * 3
+    assert world.states(receipts) == [MessageState.IN_FLIGHT] * 3
     carry(world, other)
     for life in (world, world.after_crash(PowerLoss.ALL_LOST)):
-        told = answers(life, receipts)
+        told = decode_answers(life.ask(RequestType.GET, {"log_id": log_id(life)}, encode_asked(receipts))[1])
         assert told["state"].tolist() == [MessageState.DRAINED] * 3
-        assert told["target_log_id"].tolist() == [log_id(other)] * 3
+        assert told["target_log_id"].tolist() == [log_id(other)] * 3 and told["other"].tolist() == [3, 4, 5]
         there = Asked(told["other"].copy(), told["other_at_ms"].copy(), told["target_appended_at_ms"].copy())
-        assert answers(other, there)["state"].tolist() == [MessageState.PENDING] * 3
-        assert told["other"].tolist() == [3, 4, 5]
-        assert told.dtype == ANSWER
+        assert other.states(there) == [MessageState.PENDING] * 3
+    assert sorted(delivered(world)) == [b"near-0", b"near-1"]
 
 
 @pytest.mark.parametrize("way", [None, PowerLoss.ALL_LOST, PowerLoss.ALL_KEPT])
 def test_whenever_both_servers_die_each_row_is_deliverable_at_one_of_them(
     way: PowerLoss | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "LEAVE_ROWS", 4)  # Several batches, of several hours.
+    monkeypatch.setattr("delayd.delay.ending.copies.LEAVE_ROWS", 4)  # Several batches, of several hours.
     world, other = two()
     world.send([*wanted(3, 30_000, "soon"), *wanted(3, 3 * HOUR_MS, "far"), *wanted(3, 27 * HOUR_MS, "later", b"mail")])
     world.settle()
     world.checkpoint()
     world.send(wanted(2, 3 * HOUR_MS, "not filed"))
     world.settle()
-    bodies = Counter(sent(world))
 
     def check() -> None:
         ended, taker = world.after_crash(way), other.after_crash(way)
         carry(ended, taker)
         piece(ended, log_id(taker))  # The command is given again.
         carry(ended, taker)
-        assert delivered(ended, taker) == bodies
+        assert delivered(ended, taker) == sent(world)
 
     told = ask(world, DrainOrder(log_id(other), None))
     steps = 0
     journey: Iterator[None] | None = None
-    while True:
-        move = world.next_move()
-        if move is not None:
+    drain = world.core.asked.endings.drain
+    while steps <= 200:
+        if (move := world.next_move()) is not None:
             move()
         elif journey is not None:
             next(journey, None)
             journey = None  # The answer has come; before that a crash would have lost it.
-        elif next(world.core.asked.endings.drain.waiting(log_id(other)), None) is not None:
+        elif next(drain.waiting(log_id(other)), None) is not None:
             journey = carry_one(world, other)
             next(journey)
-        elif world.core.asked.endings.drain.rows or not told or world.core.standing.counters()["leaving_rows"]:
-            world.pass_ms(100)
-        elif steps > 200 or not world.core.memory.ledger.owed.all().size:
-            break
-        else:
+        elif drain.rows or not told or world.status("leaving_rows") or world.status("owed_rows"):
             world.pass_ms(50)
+        else:
+            break
         steps += 1
         check()
     assert steps > 10
@@ -141,26 +123,11 @@ def test_keyed_rows_go_with_their_slots_which_are_served_no_more() -> None:
     life.send(wanted(1, 3 * HOUR_MS, "again"), keys=keys[:1])
     life.settle()
     assert isinstance(life.outside.refused[-1][1], SlowDown)
-    assert any("drain" in wait.command for wait in life.core.standing.waits())
+    assert "drain" in str(life.ask(RequestType.STATUS)[0]["waits"])
     assert piece(world, log_id(other), ALL_SLOTS).drained == 6 - first.drained
     carry(world, other)
     # The other server knows the keys from the moment on at which it took the messages.
     other.own_all_keys()
-    before = len(other.outside.accepted)
-    other.send(wanted(1, 3 * HOUR_MS, "rival"), keys=keys[:1])
-    other.settle()
-    ((_, accepted),) = list(other.outside.accepted.values())[before:]
-    assert len(accepted.decided), "the message with this key is pending there"
-    assert delivered(world, other) == Counter(sent(world))
-
-
-def test_rows_that_are_due_about_now_stay_and_are_delivered_here() -> None:
-    world, other = two()
-    world.send([*wanted(3, NEAR_MS - 1, "near"), *wanted(4, NEAR_MS + 5_000, "later")])
-    world.settle()
-    progress = piece(world, log_id(other))
-    assert (progress.found, progress.drained) == (7, 4)
-    carry(world, other)
-    assert {body[:4] for body in delivered(world)} == {b"near"} and {body[:5] for body in delivered(other)} == {
-        b"later"
-    }
+    (verdict,) = other.sent_keyed(wanted(1, 3 * HOUR_MS, "rival"), keys[:1], 0)
+    assert verdict[0], "the message with this key is pending there"
+    assert delivered(world, other) == sent(world)

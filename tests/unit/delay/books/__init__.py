@@ -1,1 +1,0 @@
-"""Tests of the delay server's books: outcomes, seals, and hours that end."""

@@ -1,1 +1,0 @@
-"""Requests about messages, on the real core."""

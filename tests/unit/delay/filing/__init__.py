@@ -1,1 +1,0 @@
-"""Tests of how the delay server files its message log under hours."""

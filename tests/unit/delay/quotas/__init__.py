@@ -1,1 +1,0 @@
-"""Quotas of subjects, on the real core."""
