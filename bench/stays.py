@@ -1,13 +1,16 @@
-"""Where one lone send stays on its way: the functions and files that it passes, from `Producer.send` to its outcome.
+"""Where one lone message stays on its way: the functions and files that it passes, from a send to a durable ack.
 
     python -m bench.stays [--list]
 
 Meta, the delay server, the realtime server and a blocking producer run in this process, each on a thread of its own,
 so that one profiler sees the whole way. One JSON line a part of the way: how many functions were called, and in how
-many files they are. With ``--list`` it names them. Comprehensions count as the function that they stand in.
+many files they are; and, of all calls of one way, how often the next one is in another file. With ``--list`` it names
+them. Comprehensions count as the function that they stand in.
 
     receipt   the message is due in a minute: from `Producer.send` to the receipt that it returns
     outcome   it is due at once: from `Producer.send` until the delay server has its outcome on the disk
+    ack       as outcome; and a consumer pulls the message and acknowledges it, until its server has that on the disk
+    cancel    the message has a key: from `Producer.cancel` by that key to the answer
 
 Invariant: what goes on by itself, such as heartbeats, is not counted: only what each of many sends has passed is.
 """
@@ -22,15 +25,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from datetime import timedelta
+from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import uvloop
 
 import delayd
 from delayd.client.producer import Producer
+from delayd.client.pulling.consumer import Consumer
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
 from delayd.delay.server import DelayServer
 from delayd.net.held_start import Service
@@ -45,6 +52,7 @@ SENDS = 20  # What each of them has passed is counted: an answer may come in two
 WARM_SENDS = 5
 AHEAD_MS = 60_000
 LIMIT_S = 30.0
+WAYS = ("receipt", "outcome", "ack", "cancel")
 
 SETTLE_S = 0.3  # From the bytes of an outcome in its file until all that follows from them was done.
 LOOK_S = 0.001
@@ -137,32 +145,67 @@ def servers_here(data: str) -> Iterator[str]:
         yield address
 
 
-def count_stays(sends: int = SENDS) -> dict[str, set[Stay]]:
-    """The stays of a lone send, until its receipt and until its outcome, that each of so many sends has passed."""
+class Way(NamedTuple):
+    """What each of several messages has passed, and the fewest changes of file between the calls of one of them."""
+
+    stays: set[Stay]
+    changes: int
+
+    @property
+    def files(self) -> set[str]:
+        """The files of the stays."""
+        return {file for file, _ in self.stays}
+
+    def common(self, other: Way) -> Way:
+        """What these messages and others have passed."""
+        return Way(self.stays & other.stays, min(self.changes, other.changes))
+
+
+def count_stays(sends: int = SENDS, names: Collection[str] = WAYS) -> dict[str, Way]:
+    """The stays of a lone message, of which each of so many has passed all, by the part of its way."""
     watch = Watch()
     try:
-        with tempfile.TemporaryDirectory(prefix="delayd-stays-") as data, servers_here(data) as address:
+        with (
+            tempfile.TemporaryDirectory(prefix="delayd-stays-") as data,
+            servers_here(data) as address,
+            Producer(address) as producer,
+            Consumer(address, "pulled", group="g") as consumer,
+        ):
             files = Path(data, "delay", "dispatch")
-            with Producer(address) as producer:
 
-                def receipt() -> None:
-                    due_ms = time.time_ns() // 1_000_000 + AHEAD_MS
-                    producer.send("stays", b"x" * 200, deliver_at_ms=due_ms)
+            def due_now(subject: str) -> None:
+                before = _dispatched_bytes(files)
+                producer.send(subject, b"x" * 200, deliver_at_ms=_now_ms())
+                if subject == "pulled":
+                    consumer.pull(1, wait=timedelta(seconds=LIMIT_S)).ack()
+                _until(lambda: _dispatched_bytes(files) > before)
+                time.sleep(SETTLE_S)
 
-                def outcome() -> None:
-                    before = _dispatched_bytes(files)
-                    producer.send("stays", b"x" * 200, deliver_at_ms=time.time_ns() // 1_000_000)
-                    _until(lambda: _dispatched_bytes(files) > before)
-                    time.sleep(SETTLE_S)
+            ways: dict[str, Callable[[], object]] = {
+                "receipt": lambda: producer.send("stays", b"x" * 200, deliver_at_ms=_now_ms() + AHEAD_MS),
+                "outcome": lambda: due_now("stays"),
+                "ack": lambda: due_now("pulled"),
+                "cancel": lambda: producer.cancel("keyed", key="k"),
+            }
 
-                ways: dict[str, set[Stay]] = {}
-                for name, way in (("receipt", receipt), ("outcome", outcome)):
-                    for _ in range(WARM_SENDS):
-                        way()
-                    ways[name] = set.intersection(*(set(watch.calls(way)) for _ in range(sends)))
-                return ways
+            def way(name: str) -> Way:
+                if name == "cancel":
+                    producer.send("keyed", b"x" * 200, key="k", deliver_at_ms=_now_ms() + AHEAD_MS)
+                calls = watch.calls(ways[name])
+                return Way(set(calls), sum(one[0] != next_one[0] for one, next_one in pairwise(calls)))
+
+            found: dict[str, Way] = {}
+            for name in names:
+                for _ in range(WARM_SENDS):
+                    way(name)
+                found[name] = reduce(Way.common, [way(name) for _ in range(sends)])
+            return found
     finally:
         watch.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _dispatched_bytes(files: Path) -> int:
@@ -179,14 +222,14 @@ def _until(holds: Callable[[], bool]) -> None:
 
 def main() -> None:
     """Count, and print one line a part of the way."""
-    parser = argparse.ArgumentParser(description="The functions and files that one lone send passes.")
+    parser = argparse.ArgumentParser(description="The functions and files that one lone message passes.")
     parser.add_argument("--list", action="store_true", help="name them")
     named = parser.parse_args().list
-    for name, stays in count_stays().items():
-        files = {file for file, _ in stays}
-        line: dict[str, object] = {"case": f"stays until the {name}", "functions": len(stays), "files": len(files)}
+    for name, way in count_stays().items():
+        line: dict[str, object] = {"case": f"stays until the {name}", "functions": len(way.stays)}
+        line |= {"files": len(way.files), "changes of file": way.changes}
         if named:
-            line["stays"] = {file: sorted(each for at, each in stays if at == file) for file in sorted(files)}
+            line["stays"] = {file: sorted(each for at, each in way.stays if at == file) for file in sorted(way.files)}
         print(json.dumps(line, indent=1 if named else None), flush=True)
 
 
