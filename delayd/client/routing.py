@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -124,7 +125,8 @@ log = logging.getLogger(__name__)
 class ServerLink:
     """One server; belongs to a loop, and any number of tasks may ask for its connection at once."""
 
-    def __init__(self, endpoint: Endpoint, log_id: int | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, log_id: int | None = None, silence_ms: float = math.inf) -> None:
+        """The server counts a connection as gone that says nothing for ``silence_ms``."""
         self.log_id = log_id
         self.cluster_id = 0  # The first one that the server named; 0 while it has named none.
         self.clock = clock_of(endpoint.host).server_clock(str(endpoint))
@@ -134,6 +136,7 @@ class ServerLink:
         self._heard_ms = 0  # The same on this one.
         self.heard_at = 0.0  # When the server last answered anything, on the loop's clock.
         self._endpoint = endpoint
+        self._silence_ms = silence_ms
         self._connection: Connection | None = None
         self._attempt: asyncio.Task[Connection] | None = None
         self._alive: asyncio.Task[None] | None = None
@@ -273,8 +276,10 @@ class ServerLink:
 
     async def _keep_alive(self, connection: Connection) -> None:
         # If a server hangs, or a network drops everything, the connection stays open; so PINGs find that out.
+        # The server hears them also while nothing else is asked: of three in its time, two may be late.
+        every_ms = min(ALIVE_EVERY_MS, self._silence_ms / 3)
         while connection.is_open:
-            await asyncio.sleep(ALIVE_EVERY_MS / 1000)
+            await asyncio.sleep(every_ms / 1000)
             asked_us = monotonic_us()
             try:
                 answer = await connection.request(RequestType.PING, {}, timeout_ms=ALIVE_MS_MAX)

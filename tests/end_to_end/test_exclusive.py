@@ -1,4 +1,6 @@
-"""An exclusive consumer that is stopped while it leads: another process takes over, and it is fenced."""
+"""An exclusive consumer that is stopped while it leads is replaced and fenced; one that works for longer than its
+window goes on leading.
+"""
 
 from __future__ import annotations
 
@@ -53,3 +55,16 @@ def test_a_stopped_lead_is_replaced_and_fenced(tmp_path: Path) -> None:
             finally:
                 os.kill(lead.pid, signal.SIGCONT)
                 lead.stdin.close()
+
+
+def test_a_lead_that_works_for_longer_than_its_window_keeps_the_lead(tmp_path: Path) -> None:
+    window = timedelta(seconds=3)
+    with up(tmp_path, "--port", "0") as running, Producer(running.meta) as producer:
+        producer.send("books", b"november", delay=timedelta(0))
+        with (
+            Consumer(running.meta, "books", "g", exclusive=window) as lead,
+            Consumer(running.meta, "books", "g", exclusive=window) as other,
+        ):
+            (message,) = lead.pull(1, wait=timedelta(seconds=DEADLINE_S))
+            assert len(other.pull(1, wait=2.5 * window)) == 0
+            message.ack()

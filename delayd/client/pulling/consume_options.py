@@ -294,7 +294,7 @@ def start_of(start: Start | None, *, from_now: bool) -> Position:
     if isinstance(start, datetime):
         at_ms = instant_ms(start, "start")
         if not 0 <= at_ms <= INSTANT_MS_MAX:
-            raise BadArgument(f"start is {start.isoformat()} and must lie within the years 1970 to 9999")
+            raise BadArgument(f"start is {start.isoformat()} and must lie within 1970 and 9999-12-31T23:59:59.999")
         return AtInstant(at_ms)
     if start is None:
         return End.LATEST if from_now else End.EARLIEST

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from abc import ABC, abstractmethod
 from collections import deque
@@ -67,7 +68,7 @@ LANES_MAX = 100  # Lanes of one subject or lease; above this those that are idle
 ROUTE_LOOK_S = 5.0  # Between looks at the route, which an operator may move.
 
 _LATER = {WordKind.RETRY: (RequestType.RETRY, "retries"), WordKind.REJECT: (RequestType.REJECT, "rejects")}
-_SECOND = timedelta(seconds=1)
+_MS, _SECOND = timedelta(milliseconds=1), timedelta(seconds=1)
 
 log = logging.getLogger(__name__)
 
@@ -365,8 +366,9 @@ class Source(ABC, Generic[R]):
 class _OneServer(Reached):
     """A realtime server that has the subject, or had it."""
 
-    def __init__(self, address: ServerAddress) -> None:
-        self.link = ServerLink(address.endpoint, address.log_id)
+    def __init__(self, address: ServerAddress, exclusive: timedelta | None) -> None:
+        silence_ms = math.inf if exclusive is None else exclusive / _MS
+        self.link = ServerLink(address.endpoint, address.log_id, silence_ms)
 
 
 class OneSource(Source[_OneServer]):
@@ -558,7 +560,7 @@ class OneSource(Source[_OneServer]):
         """The server with its newest address."""
         server = self._servers.get(address.log_id)
         if server is None:
-            server = self._servers[address.log_id] = _OneServer(address)
+            server = self._servers[address.log_id] = _OneServer(address, self._settings.exclusive)
             names: Head = {**self._names, "log_id": address.log_id}
             namings = (OneSubject(names), OneSubject({**names, "uncounted": True}))
             way = Way(partial(self._standing, server), partial(self._connect, server))

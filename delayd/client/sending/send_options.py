@@ -658,8 +658,10 @@ def _length(ttl: timedelta) -> int:
 
 def _instant(expires_at: datetime) -> int:
     instant = instant_ms(expires_at, "expires_at")
-    if not INSTANT_MS_MIN <= instant <= INSTANT_MS_MAX:
-        raise BadExpiry(f"expires_at {expires_at.isoformat()} is before 2001-09-09, or later than any message")
+    if instant < INSTANT_MS_MIN:
+        raise BadExpiry(f"expires_at {expires_at.isoformat()} is before 2001-09-09")
+    if instant > INSTANT_MS_MAX:
+        raise BadExpiry(f"expires_at {expires_at.isoformat()} is later than any instant; None stands for never")
     return instant
 
 

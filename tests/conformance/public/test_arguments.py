@@ -149,6 +149,14 @@ def test_a_question_names_its_message_once(desk: Desk) -> None:
     assert datetime.now(UTC) < receipt.deliver_at
 
 
+def test_what_is_said_about_the_last_instant_of_all_is_true(desk: Desk) -> None:
+    last = datetime.max.replace(tzinfo=UTC)
+    with pytest.raises(errors.BadArgument, match=r"within 1970 and 9999-12-31T23:59:59\.999$"):
+        desk.consumer(start=last)
+    with pytest.raises(errors.BadExpiry, match="is later than any instant; None stands for never"):
+        desk.producer.send(desk.subject, b"1", delay=AT_ONCE, expires_at=last)
+
+
 @pytest.mark.parametrize("argument", ["deliver_at", "expires_at", "due_from", "due_before", "start"])
 def test_the_advice_for_a_naive_instant_keeps_the_local_time(desk: Desk, argument: str) -> None:
     calls: dict[str, Callable[[datetime], object]] = {
