@@ -394,7 +394,8 @@ def _decide(kind: RequestType, log_id: int, server: int | None, operator: Operat
         why = "has an alarm for" if kind is RequestType.TARGET_ACCEPT else "holds anything for"
         raise BadArgument(f"no live delay server {why} target {log_id:016x}; see `delayd target list`")
     word = "accepted" if kind is RequestType.TARGET_ACCEPT else "given up"
-    operator.confirm(f"Target {log_id:016x} is {word} at {len(needs)} delay server{'s'[len(needs) == 1:]}: {COSTS[kind]}.")
+    at = f"{len(needs)} delay servers" if len(needs) > 1 else "one delay server"
+    operator.confirm(f"Target {log_id:016x} is {word} at {at}: {COSTS[kind]}.")
     code = OK
     for each in needs:
         try:
