@@ -29,7 +29,7 @@ SENDER_MESSAGES = 20
 HERD_BATCHES = 20
 HERD_LEAD_MS = 400  # Twenty batches are sent well before their instant, also on a busy machine.
 LOOK_MS = 10  # So long before the instant the clock starts.
-IDLE_S = 0.5
+IDLE_S = 3.0  # A whole number of seconds, so that each turn has as much of what servers do once a second.
 PULL_ROWS = 8_000
 RESTART_BATCHES = 200
 WAIT = timedelta(seconds=1)

@@ -40,7 +40,7 @@ __all__ = ["DelayCore", "Surroundings", "Threads"]  # The core, and what it is m
 
 log = logging.getLogger(__name__)
 
-TICK_MS = 1_000  # How often an idle server looks at hours that ended, hours to load and its clock.
+TICK_MS = 1_000  # How often an idle server looks at free space, hours that ended, hours to load and its clock.
 
 
 class DelayCore:
@@ -62,6 +62,7 @@ class DelayCore:
         self._ticks = self.site.alarms.every(TICK_MS, self._tick)
         self._ticks.soon()
         self._in_doubt = not self._clock.confirmed
+        self._read_space()
         if len(found.owed):
             self.memory.ledger.owed.take(found.owed)
         for hour, rows in found.in_doubt.items():
@@ -228,12 +229,6 @@ class DelayCore:
 
     # Housekeeping, asked for by the shell (rule T3).
 
-    def reserve(self, free_bytes: int) -> None:
-        """Take a reading of free space (rule L8)."""
-        self.logs.intake.reserve.take(free_bytes, self.config, hour_start_ms(self.memory.hours.loaded_until + 1))
-        if not self.logs.intake.reserve.closed:
-            self.logs.intake.commit()
-
     def sweep(self) -> None:
         """Seal closed hours and delete hours past their retention, if the clock is confirmed (rule T1)."""
         if self._clock.confirmed:
@@ -275,7 +270,18 @@ class DelayCore:
         behind = lag > self.config.replay_lag_bytes_max
         self.logs.intake.note_reserve(behind=behind, subjects_full=self.memory.hours.subjects.is_full)
 
+    def _read_space(self) -> None:
+        """Read how much space is free (rule L8)."""
+        reserve, free_bytes = self.logs.intake.reserve, self.site.disk.free_bytes(self.site.folder)
+        reserve.take(free_bytes, self.config, hour_start_ms(self.memory.hours.loaded_until + 1))
+        if not reserve.closed:
+            self.logs.intake.commit()
+
     def _tick(self) -> None:
+        self._read_space()
+        self._step_hours()
+
+    def _step_hours(self) -> None:
         now_ms = self._clock.now_ms()
         this_hour = hour_of_ms(now_ms)
         last_hour = hour_of_ms(self.logs.intake.appended_at_ms)
@@ -304,7 +310,7 @@ class DelayCore:
 
     def _attached(self) -> None:
         """Go on after an hour was loaded: another hour may be due to load, and the rows of this one may be due."""
-        self._tick()
+        self._step_hours()
         self.handoff.dispatcher.step()
         self._stopping.step()
 

@@ -30,7 +30,7 @@ from delayd.net.machine import REAL_MACHINE, Machine
 from delayd.net.program import Fail
 from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
-from delayd.net.timer import Timer
+from delayd.net.timer import Timer, next_tick_s
 from delayd.net.trust import Guard, Membership
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.meta import Registered, Routes, SlotOwners, SlotSet
@@ -38,11 +38,10 @@ from delayd.wire.requests import DELAY_LIMITS, RequestType
 from delayd.wire.scheduling import read_quotas
 from delayd.wire.status import status_head
 
-SLEEP_MS_MAX = 500.0  # A cap on every sleep: the server notices within it when the wall clock is set ahead.
+SLEEP_MS_MAX = 500  # A cap on every sleep: the server notices within it when the wall clock is set ahead.
 PLACES_MS = 500  # How often to ask meta where realtime servers listen, while one that is needed is away.
 LEARN_MS = 500  # How often a new server asks the others for quotas, while none of them answers.
 QUOTAS = "quotas"  # Who puts the fence up meanwhile.
-SPACE_S = 1
 SWEEP_S = 30
 CONNECT_MS = 2_000
 
@@ -144,7 +143,6 @@ class DelayServer:
         cut_terms = (config.folder, core.site.identity.log_id, home.state, home.executors[-1])
         self._cuts = Cuts(*cut_terms, self._hold.begin, self._hold.end)
         self._requests = Requests(core, home.clock, self._status, self._soon, self._cuts.handlers, self._hold.leave)
-        self._reserve()
         self._server = Server(self, limits=DELAY_LIMITS)
         self._listens = await self._server.listen(self._listens)
         self._registration.start()
@@ -154,7 +152,6 @@ class DelayServer:
         if core.site.identity.epoch == 1:
             self._learning = loop.create_task(self._learn_quotas(self._registration, core))
             self._learning.add_done_callback(_surface)
-        home.every(SPACE_S, self._reserve)
         home.every(SWEEP_S, self._sweep)
         self._wake()
         return self._listens
@@ -269,7 +266,9 @@ class DelayServer:
             if wake_ms >= armed_wake_ms and (due_ms is None or (armed_due_ms is not None and due_ms >= armed_due_ms)):
                 return
         self._armed_for = (wake_ms, due_ms)
-        delay_ms = min(SLEEP_MS_MAX, float(wake_ms - clock.monotonic_ms()))
+        now_ms = clock.monotonic_ms()
+        # It wakes up at multiples of the cap, as all that goes by ticks does.
+        delay_ms = float(min(SLEEP_MS_MAX - now_ms % SLEEP_MS_MAX, wake_ms - now_ms))
         if due_ms is not None:
             # The clock counts whole ms: without the fraction the timer would fire up to 1 ms late.
             fraction_ms = time.time_ns() % 1_000_000 / 1_000_000
@@ -344,6 +343,7 @@ class DelayServer:
 
     async def _find_places(self, registration: Registration, core: DelayCore) -> None:
         """Keep the addresses of targets up to date: a realtime server may listen elsewhere after a restart."""
+        loop = asyncio.get_running_loop()
         await registration.registered()
         while True:
             if core.handoff.dispatcher.wants_places:
@@ -355,7 +355,8 @@ class DelayServer:
                     self._rearm_soon()
                 except DelaydError as error:
                     log.debug("places_unknown reason=%r", str(error))
-            await asyncio.sleep(PLACES_MS / 1000)
+            now_s = loop.time()
+            await asyncio.sleep(next_tick_s(now_s, PLACES_MS / 1000) - now_s)
 
     async def _learn_quotas(self, registration: Registration, core: DelayCore) -> None:
         """Take the quotas that an operator set before this server was made, from any other one that serves; until then
@@ -417,10 +418,6 @@ class DelayServer:
         if self._core is not None:
             self._core.sweep()
             self._rearm_soon()
-
-    def _reserve(self) -> None:
-        if self._home is not None and self._core is not None:
-            self._core.reserve(self._home.disk.free_bytes(self._config.folder))
 
     def _registered(self) -> Registered:
         assert self._core is not None and self._membership is not None

@@ -25,6 +25,7 @@ from delayd.machine.identity import LOCK, Identity, holder_name, known_cluster_i
 from delayd.net.cut import remove_left
 from delayd.net.held_start import HeldServer
 from delayd.net.machine import Machine, check_not_metas, check_role
+from delayd.net.timer import Ticks
 
 STATE = "state.lmdb"
 LOOK_STATE_S = 30.0  # How often the state's file is checked for, as the files of the logs are.
@@ -82,7 +83,7 @@ class Home:
         self._after_job = after_job
         self.executors = [machine.executor(f"{config.role}-{name}", self._post) for name in threads]
         self._intervals: dict[str, timedelta] = {}
-        self._looking: asyncio.TimerHandle | None = None
+        self._looks: Ticks | None = None
         self._stopping = False
         self._closed = False
         # The scheduler calls a run at once, as a plain function. By default it would make a task of it; the end of the
@@ -109,7 +110,7 @@ class Home:
         self._plan(name, run)
         if not self._scheduler.running:
             self._scheduler.start()
-            self._look()
+            self._looks = Ticks(self._loop, LOOK_S, self._look)
             self.every(LOOK_STATE_S, self._look_at_state)
 
     def _look_at_state(self) -> None:
@@ -120,8 +121,8 @@ class Home:
         anybody is durable, and the next start replays what its last checkpoint was to hold.
         """
         self._stopping = True  # No job is called from here on: the core and the threads would be closed under it.
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._looks is not None:
+            self._looks.close()
             self._scheduler.shutdown(wait=False)
         stopped = asyncio.Event()
         core.stop(stopped.set)
@@ -156,7 +157,6 @@ class Home:
             job = self._scheduler.get_job(name)
             if job is not None and job.next_run_time > now + interval:
                 job.modify(next_run_time=now)
-        self._looking = self._loop.call_later(LOOK_S, self._look)
 
     def _post(self, done: Callable[[], object]) -> None:
         """Have a callback of an executor called on the loop."""

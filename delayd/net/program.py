@@ -40,6 +40,7 @@ from delayd.net.budget import FILES_MIN, connections_max, raise_file_limit
 from delayd.net.held_start import Service, open_when_whole
 from delayd.net.machine import bound_heap
 from delayd.net.server import run
+from delayd.net.timer import Ticks
 
 EXIT_OK = 0
 EXIT_BUG = 1  # The log has the traceback; the supervisor may start it again.
@@ -237,26 +238,24 @@ def always() -> bool:
 class QuietCollector:
     """Freezes the objects that exist now, and collects later ones at ticks of the loop at which `quiet()` holds."""
 
-    __slots__ = ("_handle", "_loop", "_quiet", "_ticks")
+    __slots__ = ("_beat", "_quiet", "_ticks")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, quiet: Callable[[], bool] = always) -> None:
-        self._loop = loop
         self._quiet = quiet
         self._ticks = 0
         gc.collect()
         gc.freeze()
         gc.disable()
-        self._handle = loop.call_later(TICK_S, self._tick)
+        self._beat = Ticks(loop, TICK_S, self._tick)
 
     def close(self) -> None:
         """End the ticks, because the process ends; nothing is collected any more. Python's own last walk through all
         objects would take a tenth of a second of a processor.
         """
-        self._handle.cancel()
+        self._beat.close()
         gc.freeze()
 
     def _tick(self) -> None:
-        self._handle = self._loop.call_later(TICK_S, self._tick)
         self._ticks += 1
         young = gc.get_count()[0]
         quiet = self._quiet()

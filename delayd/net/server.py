@@ -28,6 +28,7 @@ from delayd.net.budget import BOUNDS, Bounds, Budget
 from delayd.net.budget import connections_max as connections_of_this_process
 from delayd.net.connection import RETRY_CONNECT_MS, Connection, Handler
 from delayd.net.endpoint import Listening, listen
+from delayd.net.timer import Ticks
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestLimits
 
@@ -70,7 +71,7 @@ class Server:
         # Finds out whether the loop stood still; a handler calls it before it judges by anybody's silence.
         self.look = self._watch.look
         self._unheard = unheard
-        self._looking: asyncio.TimerHandle | None = None
+        self._looks: Ticks | None = None
         self._listening: Listening | None = None
 
     async def listen(self, endpoint: Endpoint) -> Endpoint:
@@ -82,7 +83,7 @@ class Server:
         if not bound.is_inside:  # A program is not told of the servers within it.
             log.info("listening host=%s port=%d connections_max=%d", bound.host, bound.port, self._connections_max)
         self._watch.start()
-        self._look()
+        self._looks = Ticks(self._loop, LOOK_S, self._look)
         return bound
 
     def status(self) -> Head:
@@ -103,8 +104,8 @@ class Server:
         """Take no further connection, let answers leave, and end every connection, each with a last word."""
         self.stop_accepting()
         self._watch.close()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._looks is not None:
+            self._looks.close()
         standing = list(self.connections)
         for connection in standing:
             connection.leave()
@@ -130,7 +131,6 @@ class Server:
         return refused
 
     def _look(self) -> None:
-        self._looking = self._loop.call_later(LOOK_S, self._look)
         self._watch.look()
         now = self._loop.time()
         for connection in list(self.connections):
@@ -182,7 +182,8 @@ class _Refusing:
         raise error
 
 
-# The measured wait may be too short by up to this; twenty wake-ups a second cost a thousandth of a processor.
+# The measured wait may be too short by up to this; twenty wake-ups a second cost a thousandth of a processor, and all
+# that the loop does again and again comes with them.
 TICK_S = 0.05
 STALL_TOLD_MS = 1_000  # As late as a message has to be for an audit to name it; a log line tells of so long a stall.
 STALL_S = 0.1  # A timer that is later than this by so much means that the loop stood still.
@@ -204,7 +205,7 @@ class LoopWatch:
         self._parts_s = [0.0, 0.0]
         self._part_ends = 0.0
         self._due = math.inf
-        self._handle: asyncio.TimerHandle | None = None
+        self._ticks: Ticks | None = None
 
     @property
     def wait_ms_max(self) -> int:
@@ -219,7 +220,8 @@ class LoopWatch:
     def start(self) -> None:
         """Begin to measure."""
         self._part_ends = _now_s() + PART_S
-        self._set()
+        self._ticks = Ticks(self._loop, TICK_S, self._tick)
+        self._expect()
 
     def look(self) -> None:
         """Tell of a stall now, if there was one: the timer may come only after what waited for the loop meanwhile."""
@@ -230,12 +232,12 @@ class LoopWatch:
     def close(self) -> None:
         """Measure no more."""
         self._due = math.inf
-        if self._handle is not None:
-            self._handle.cancel()
+        if self._ticks is not None:
+            self._ticks.close()
 
-    def _set(self) -> None:
-        self._due = _now_s() + TICK_S
-        self._handle = self._loop.call_later(TICK_S, self._tick)
+    def _expect(self) -> None:
+        assert self._ticks is not None
+        self._due = _now_s() + self._ticks.due_s - self._loop.time()
 
     def _tick(self) -> None:
         now = _now_s()
@@ -243,7 +245,7 @@ class LoopWatch:
             self._parts_s = [0.0, self._parts_s[0]]
             self._part_ends = now + PART_S
         self._note(now)
-        self._set()
+        self._expect()
 
     def _note(self, now: float) -> None:
         late_s, self._due = now - self._due, now

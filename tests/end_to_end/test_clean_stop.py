@@ -24,8 +24,7 @@ STOPS = 12  # Each after one turn of the loop more than the one before: a job ta
 def jobs_without_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each housekeeping job is due again as soon as it has run, so a stop meets all of them."""
     monkeypatch.setattr(home, "LOOK_STATE_S", 0)
-    for interval in ("SPACE_S", "SWEEP_S"):
-        monkeypatch.setattr(delay_module, interval, 0)
+    monkeypatch.setattr(delay_module, "SWEEP_S", 0)
     monkeypatch.setattr(realtime_module, "RETAIN_EVERY_S", 0)
 
 

@@ -28,7 +28,7 @@ from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Line, Network, OnAnswer
 from tests.simulation.threads import SteppedExecutor, Turns
 from tests.simulation.wall import WallBound
-from tests.worlds.delay import FOLDER, Remains, World
+from tests.worlds.delay import Remains, World
 from tests.worlds.delay_adapter import DelayCore, Wire
 
 NAME = "delay"
@@ -186,7 +186,6 @@ class DelayLife(World):
 
     def look_around(self) -> None:
         """See World."""
-        self.server.has_space(self.disk.free_bytes(FOLDER))
         if self.router.up and self.server.wants_places:
             self._place()
 

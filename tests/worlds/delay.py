@@ -401,8 +401,7 @@ class World:
         self.server.hears_routes({subject: self.target_of(subject) for subject in subjects}, [])
 
     def look_around(self) -> None:
-        """What the shell does every second or less: free space, and where targets are while one is needed."""
-        self.server.has_space(self.disk.free_bytes(FOLDER))
+        """What the shell does every second or less: it asks where targets are while one is needed."""
         if self.meta_up and self.server.wants_places:
             for log_id in self.outside.targets:
                 self.server.hears_place(log_id, f"target-{log_id}")

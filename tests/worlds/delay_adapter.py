@@ -156,10 +156,6 @@ class DelayAdapter:
         """Seal and remove hours that may be."""
         self.core.sweep()
 
-    def has_space(self, free_bytes: int) -> None:
-        """Hear how much of the disk is free."""
-        self.core.reserve(free_bytes)
-
     def stop(self, done: Callable[[], None]) -> None:
         """Stop cleanly."""
         self.core.stop(done)

@@ -166,7 +166,8 @@ def test_rule_B2_a_group_holds_so_many_rows_and_batches_only(monkeypatch: pytest
 def test_rule_L8_far_messages_are_refused_before_near_ones_and_a_full_hour_with_the_rows_in_it() -> None:
     world = World(free_bytes_far=2_000_000, free_bytes_all=1_000_000, hour_rows_max=4)
     for free_bytes, far, near in ((1_500_000, True, False), (500_000, True, True), (3_000_000, False, False)):
-        world.server.has_space(free_bytes)
+        world.disk.capacity_bytes = world.disk.used_bytes + free_bytes
+        world.pass_ms(1_000)  # It reads each second how much is free.
         assert told(world, sent(free_bytes, 7_200_000, rows=1)) == ("disk_reserve" if far else None)
         assert told(world, sent(free_bytes + 1, 1_000, rows=2)) == ("disk_reserve" if near else None)
     world.server.sweep()

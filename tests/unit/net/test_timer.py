@@ -9,7 +9,7 @@ import time
 import pytest
 import uvloop
 
-from delayd.net.timer import Timer
+from delayd.net.timer import Ticks, Timer
 from tests.waiting import until
 
 
@@ -102,5 +102,37 @@ def test_an_expiry_that_another_callback_of_the_same_turn_takes_back_does_not_fi
         assert bugs == []
         for timer in (first, second, witness.timer):
             timer.close()
+
+    uvloop.run(scenario())
+
+
+def test_ticks_of_several_periods_come_in_one_turn_of_the_loop() -> None:
+    async def scenario() -> None:
+        loop, short, long = asyncio.get_running_loop(), list[float](), list[float]()
+        # The time of a loop stands still within a turn.
+        ticks = [Ticks(loop, 0.02, lambda: short.append(loop.time()))]
+        await asyncio.sleep(0.003)
+        ticks.append(Ticks(loop, 0.04, lambda: long.append(loop.time())))
+        await until(lambda: len(long) == 4, "ticks")
+        for each in ticks:
+            each.close()
+        assert set(long) <= set(short)
+        count = len(short)
+        await asyncio.sleep(0.05)
+        assert len(short) == count, "closed ticks do not come"
+
+    uvloop.run(scenario())
+
+
+def test_ticks_that_passed_while_the_loop_stood_still_are_left_out() -> None:
+    async def scenario() -> None:
+        loop, came = asyncio.get_running_loop(), list[float]()
+        ticks = Ticks(loop, 0.02, lambda: came.append(time.monotonic()))
+        await until(lambda: bool(came), "a tick")
+        time.sleep(0.2)  # noqa: ASYNC251 (the loop is to stand still)
+        before = len(came)
+        await asyncio.sleep(0.01)
+        assert len(came) - before <= 2
+        ticks.close()
 
     uvloop.run(scenario())
