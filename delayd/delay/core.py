@@ -58,7 +58,7 @@ class DelayCore:
         self.standing = Standing(self.site, self.logs, self.memory, self.handoff, self.upkeep, self.asked)
         self._stopping = StopSteps(self.logs, self.upkeep, threads, self._begin_checkpoint)
         self._clock = around.clock
-        self._log, self._dropped, self._quarantined_ends = found.log, found.dropped, found.quarantined_ends
+        self._log, self._dropped, self._quarantined_ends = found.log, found.kept.dropped, found.quarantined_ends
         self._ticks = self.site.alarms.every(TICK_MS, self._tick)
         self._ticks.soon()
         self._in_doubt = not self._clock.confirmed
@@ -66,11 +66,11 @@ class DelayCore:
         if len(found.owed):
             self.memory.ledger.owed.take(found.owed)
         for hour, rows in found.in_doubt.items():
-            self.upkeep.mending.doubt(hour, rows, found.given_up[hour], lacks_rows=hour in found.unloaded)
+            self.upkeep.mending.doubt(hour, rows, found.kept.given_up[hour], lacks_rows=hour in found.unloaded)
         log.info(
             "recovered log_id=%016x epoch=%d pending=%d not_filed=%d loaded=%d hours=%d",
             *(self.site.log_id, self.site.epoch, self.standing.pending),
-            *(len(found.pending), len(found.wheel), len(found.hours)),
+            *(len(found.replayed.pending), len(found.wheel), len(found.kept.hours)),
         )
 
     def ask_targets_first(self) -> None:

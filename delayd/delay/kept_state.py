@@ -32,6 +32,7 @@ from delayd.delay.filing.hour_table import (
     OUTCOME_PREFIX,
     PREFIX,
     SALVAGE_PREFIX,
+    FiledHours,
     GivenUp,
     HourFile,
     HourTable,
@@ -41,6 +42,7 @@ from delayd.delay.filing.hour_table import (
     load_hours,
     load_outcome_ends,
 )
+from delayd.delay.intake import Mark
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.state_values import DROPPED_KEY, ENDED_KEY, TARGET_PREFIX, decode_dropped
 from delayd.errors import DamagedData, DamagedValue, key_text
@@ -93,6 +95,16 @@ class KeptState:
     targets: dict[bytes, int] = field(default_factory=dict)
     targets_lost: dict[bytes, DamagedValue] = field(default_factory=dict)
     flags_unknown: bool = False  # Whether an hour may have a seal though its row does not say so.
+
+    @property
+    def replay(self) -> Mark:
+        """Up to where the rows of the message log are filed."""
+        return Mark(self.replay_offset, self.replay_crc32c)
+
+    @property
+    def files(self) -> FiledHours:
+        """The files that have rows of hours."""
+        return FiledHours(self.hours, self.beside)
 
 
 def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> KeptState:

@@ -26,7 +26,6 @@ from delayd.delay.damage.set_aside import MESSAGE_LOG, FileWatch, HeldRows, Lost
 from delayd.delay.ending.endings import Books as EndingBooks
 from delayd.delay.ending.endings import Endings
 from delayd.delay.filing.checkpointer import CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
-from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, EarlierLives, Notes, RouteMoves, Routing
 from delayd.delay.handoff.link import Dial, Link, LinkTerms
@@ -109,21 +108,22 @@ class Logs:
 
     def __init__(self, ground: Ground, on_committed: Callable[[Committed], None]) -> None:
         site, config, threads, found = ground.site, ground.config, ground.threads, ground.found
-        self.producers = found.producers
+        replayed = found.replayed
+        self.producers = replayed.producers
         self.intake = Intake(
             replace(site, worker=threads.commit),
             config,
-            FoundLog(found.log, found.next_sequence, found.appended_at_ms, tuple(found.skipped)),
-            found.producers,
+            FoundLog(found.log, replayed.next_sequence, replayed.appended_at_ms, tuple(replayed.skipped)),
+            replayed.producers,
             on_committed,
-            found.subjects.knows,
+            replayed.subjects.knows,
         )
         self.outcomes = OutcomeLog(
             replace(site, worker=threads.outcomes),
             config.outcomes_flush_ms,
-            found.dispatch_logs,
-            found.outcome_ends,
-            found.quarantined,
+            found.outcomes.logs,
+            found.outcomes.ends,
+            found.outcomes.quarantined,
         )
         self.sources = Sources(site.disk, site.folder, found.log, config.tail_bytes, config.source_cache_bytes)
         self.keys = _open_keys(site, found, ground.around.random_id)
@@ -136,17 +136,17 @@ class Memory:
     def __init__(self, ground: Ground, logs: Logs) -> None:
         site, found = ground.site, ground.found
         self.quarantine = Quarantine(site.clock)
-        self.filed = FiledHours(found.hours, found.beside)
+        self.filed = found.kept.files
         self.hours = Hours(
-            found.hours,
-            found.beside,
-            found.pending,
+            found.kept.hours,
+            found.kept.beside,
+            found.replayed.pending,
             found.wheel,
-            found.subjects,
-            set(found.quarantined),
+            found.replayed.subjects,
+            set(found.outcomes.quarantined),
             found.loaded_hours(site.clock.stamp_ms()),
         )
-        self.ledger = Ledger(self.hours, found.decided, logs.outcomes, HourReader(site), self.quarantine)
+        self.ledger = Ledger(self.hours, found.outcomes.ended, logs.outcomes, HourReader(site), self.quarantine)
         self.held = HeldRows(site.alarms, logs.sources, logs.outcomes, self.quarantine, self.hours.put_back)
         self.ledger.held = self.held
 
@@ -159,23 +159,24 @@ class Handoff:
         words, refusers = TargetWords(site.state), Refusers(site.state, site.worker)
         self.ends = TargetEnds(
             site.state,
-            found.target_ends,
+            found.outcomes.target_ends,
             lambda: ends_of_all(site.disk, site.folder, site.log_id, accepted_targets(site.state)),
             accepted_targets(site.state),
-            found.quarantined,
-            found.given_up,
+            found.outcomes.quarantined,
+            found.kept.given_up,
         )
         # Each commit of the worker also stores the ends of the targets.
         self.keeping = replace(site, state=KeepingEnds(site.state, self.ends))
         terms = self._terms(ground, logs, memory, refusers)
-        noted = words.without_freed(found.targets)
-        earlier = EarlierLives(found.next_sequence, _earlier_until_ms(site.clock, found.appended_at_ms))
+        kept, replayed = found.kept, found.replayed
+        noted = words.without_freed(kept.targets)
+        earlier = EarlierLives(replayed.next_sequence, _earlier_until_ms(site.clock, replayed.appended_at_ms))
         self.dispatcher = Dispatcher(
             found.wheel,
-            found.subjects,
+            replayed.subjects,
             site.alarms,
             words,
-            Notes(noted, found.targets_owed & noted.keys(), found.targets_lost.keys(), earlier),
+            Notes(noted, replayed.targets_owed & noted.keys(), kept.targets_lost.keys(), earlier),
             Routing(memory.ledger, partial(Link, terms=terms), logs.intake.control, ground.around.ask_routes),
         )
         memory.ledger.handoff = self.dispatcher
@@ -205,7 +206,8 @@ class Upkeep:
     def __init__(self, ground: Ground, logs: Logs, memory: Memory, handoff: Handoff, attached: Attached) -> None:
         config, around, found, keeping = ground.config, ground.around, ground.found, handoff.keeping
         ledger, quarantine, self._intake = memory.ledger, memory.quarantine, logs.intake
-        aside = SetAside(quarantine, found.quarantined, found.quarantined_ends, found.next_sequence)
+        kept, replayed, quarantined = found.kept, found.replayed, found.outcomes.quarantined
+        aside = SetAside(quarantine, quarantined, found.quarantined_ends, replayed.next_sequence)
         self.mending = Mending(keeping, ledger, logs.outcomes, aside, logs.intake, around.begin_anew)
         logs.outcomes.on_damaged = self.mending.dispatch_damaged
         self.retention = Retention(
@@ -219,7 +221,7 @@ class Upkeep:
                 config.retention_hours,
                 self.mending.file_damaged,
                 self.mending.seals_damaged,
-                partial(open_seal_log, ground.site, found.hours, whole=found.flags_unknown),
+                partial(open_seal_log, ground.site, kept.hours, whole=kept.flags_unknown),
             ),
         )
         self.mending.sealing = self.retention
@@ -227,8 +229,8 @@ class Upkeep:
             keeping,
             config,
             found.log,
-            Filing(memory.filed, found.pending, found.producers, logs.keys),
-            LastCheckpoint(found.replay, found.filed_below, found.reach_ms),
+            Filing(memory.filed, replayed.pending, replayed.producers, logs.keys),
+            LastCheckpoint(kept.replay, kept.next_sequence, replayed.reach_ms),
             CheckpointCalls(
                 evidence=around.evidence,
                 rest=around.rest,
@@ -240,7 +242,7 @@ class Upkeep:
         self.loading = Loading(
             ground.site, memory.hours, ledger.ended_in, config.load_ahead_ms, self.checkpointer, attached
         )
-        for hour, error in found.quarantined.items():
+        for hour, error in quarantined.items():
             self.mending.dispatch_damaged(hour, error)
         for hour, (error, loaded) in found.unloaded.items():
             self.mending.schedule_damaged(hour, error, loaded)
@@ -296,7 +298,7 @@ class Repair:
         site, found, threads, quarantine = ground.site, ground.found, ground.threads, memory.quarantine
         self._held = memory.held
         values = LostValues(site, quarantine, handoff.dispatcher, logs.producers)
-        values.found(found.producers_lost, found.targets_lost)
+        values.found(found.kept.producers_lost, found.kept.targets_lost)
         self._log_watch = LogWatch(
             message_log=found.log,
             append=threads.commit.submit,
@@ -310,7 +312,7 @@ class Repair:
         )
         mending = upkeep.mending
         file_watch = FileWatch(
-            site, found.hours, logs.outcomes.ends, found.sealed_ends, quarantine, mending.schedule_damaged
+            site, found.kept.hours, logs.outcomes.ends, found.sealed_ends, quarantine, mending.schedule_damaged
         )
         self.decisions = Decisions(
             quarantine,
@@ -347,14 +349,14 @@ def _earlier_until_ms(clock: Clock, appended_at_ms: int) -> int:
 
 def _open_keys(site: Site, found: Recovered, random_seed: Callable[[], int]) -> KeyIndex:
     """Open the index of keys, and add the rows above the checkpoint to it."""
-    known = found.keys
+    known = found.kept.keys
     if known is None:
-        known = KnownRuns(random_seed(), FIRST_NUMBER, whole=not found.keys_lost)
+        known = KnownRuns(random_seed(), FIRST_NUMBER, whole=not found.kept.keys_lost)
     opened = open_index(site.disk, site.folder, site.log_id, known)
     if opened.damage is not None:
         log.critical("keys_damaged reason=%r", str(opened.damage))
-    keys = KeyIndex(site, opened, FiledHours(found.hours, found.beside).all)
-    for rows in found.keyed:
+    keys = KeyIndex(site, opened, found.kept.files.all)
+    for rows in found.replayed.keyed:
         keys.add(rows)
     return keys
 

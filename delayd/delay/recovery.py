@@ -3,10 +3,12 @@
 The order matters: epoch, dispatch logs, message log, then the hours. Nothing is served before all four are done.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -26,10 +28,9 @@ from delayd.delay.books.outcomes import (
 )
 from delayd.delay.books.sealing import SealLog, open_seal_log
 from delayd.delay.damage.mending import doubtful, give_up_outcomes, take_back_schedules
-from delayd.delay.filing.hour_table import FiledHours, GivenUp, HourTable, OutcomeEnd
+from delayd.delay.filing.hour_table import OutcomeEnd
 from delayd.delay.filing.pending import PendingRows
 from delayd.delay.handoff.target_words import AcceptedTarget, accepted_targets, counts
-from delayd.delay.intake import Mark
 from delayd.delay.kept_state import KeptState, heal_hours, read_kept
 from delayd.delay.keys.run import KeyedRows, sent_rows
 from delayd.delay.producers import Producers
@@ -38,7 +39,7 @@ from delayd.delay.subjects import Subjects
 from delayd.delay.timers.hour_wheel import PreparedRows, prepare
 from delayd.delay.timers.loading import load_hour, order_hour
 from delayd.delay.timers.wheel import Wheel
-from delayd.errors import DamagedData, DamagedValue
+from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
 from delayd.log.control import Ended, Known, LogTime, SkippedSequences, TargetNote, Tried, decode_known
 from delayd.log.group import CommitGroup, GroupKind
@@ -47,18 +48,17 @@ from delayd.log.hour import (
     NO_TRIED,
     EndedRows,
     OutcomeRows,
-    Skipped,
     decided_about,
     decode_ended,
     decode_tried,
     tried_rows,
 )
-from delayd.log.key_run import KnownRuns
 from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.log.tail import decided_behind
+from delayd.machine.clock import Clock
 from delayd.machine.disk import Disk
-from delayd.machine.identity import Identity, Site
+from delayd.machine.identity import Site
 from delayd.outcome import TOOK_NO_KEY, Outcome
 
 REPLAY_ROWS = 32_768  # This many rows of the message log are indexed at a time: most groups have some hundred.
@@ -67,71 +67,65 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Recovered:
-    """Everything that a start finds in its directory."""
+class FoundOutcomes:
+    """What the dispatch logs of hours that are not sealed say."""
 
-    identity: Identity
-    log: Log
-    hours: HourTable
-    producers: Producers
-    subjects: Subjects
-    pending: PendingRows
-    wheel: Wheel
-    targets: dict[bytes, int]
-    targets_owed: set[bytes]  # Subjects whose target only the message log names: the next checkpoint must store it.
-    dispatch_logs: dict[int, Segment]
+    logs: dict[int, Segment] = field(default_factory=dict)  # Open, by hour.
+    rows: dict[int, int] = field(default_factory=dict)  # By hour: how many outcomes its dispatch log has.
     # By hour: sequences with an outcome, and those that a decision has ended, sorted.
-    decided: dict[int, NDArray[np.uint64]]
-    told_rows: dict[int, int]  # By hour: how many outcomes its dispatch log has.
-    owed: EndedRows  # Rows that a decision has ended and that have no outcome yet, by rising sequence.
-    target_ends: dict[int, int]  # By target: highest offset that a dispatch log names (rule H7).
-    replay: Mark
-    next_sequence: int
-    appended_at_ms: int
-    # The latest appended_at of any group, even if an operator's decision has set the log's time back since.
-    reach_ms: int
-    skipped: list[Skipped]  # Sequences that an operator's decision left unused.
-    dropped: dict[int, int]  # By hour: filed rows that operators gave up.
-    given_up: dict[int, GivenUp]  # Operators' words on dispatch logs, by hour.
-    # By hour: rows of given up dispatch logs that may have been handed over without anybody knowing.
-    in_doubt: dict[int, Rows]
-    loaded_until: int  # The last loaded hour.
+    ended: dict[int, NDArray[np.uint64]] = field(default_factory=dict)
+    target_ends: dict[int, int] = field(default_factory=dict)  # By target: highest offset that is named (rule H7).
+    named: int = 0  # The highest sequence that an outcome names.
     # Hours whose dispatch log is damaged: nobody knows which of their rows were sent.
-    quarantined: dict[int, DamagedData]
-    # Only hours that a checkpoint counts: the next checkpoint goes on to name what was durable there.
-    quarantined_ends: dict[int, OutcomeEnd]
-    # Ends of sealed hours' logs as a checkpoint counted them: these logs were not opened.
-    sealed_ends: dict[int, OutcomeEnd]
+    quarantined: dict[int, DamagedData] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> dict[int, OutcomeEnd]:
+        """The ends of the dispatch logs that are whole, by hour."""
+        return {
+            hour: OutcomeEnd(segment.durable, self.rows[hour])
+            for hour, segment in self.logs.items()
+            if hour not in self.quarantined
+        }
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Everything that a start finds in its directory: what the state kept, what the logs said, and what is loaded."""
+
+    kept: KeptState
+    log: Log
+    replayed: Replay
+    outcomes: FoundOutcomes
+    owed: EndedRows  # Rows that a decision has ended and that have no outcome yet, by rising sequence.
+    wheel: Wheel
     seals: SealLog | None  # None: the seal log is damaged, and no hour is sealed until it is restored.
+    seals_damage: DamagedData | None
     damage: list[DamagedData]
-    beside: HourTable  # Extra files that hold rows of hours whose schedule log is damaged.
     # Hours whose schedule log is damaged or waits for its operator: why, and how many of its rows are loaded.
     unloaded: dict[int, tuple[DamagedData, int]]
-    producers_lost: dict[int, DamagedValue]
-    targets_lost: dict[bytes, DamagedValue]
-    seals_damage: DamagedData | None
-    filed_below: int  # Rows with lower sequences are in schedule logs; the others came from the message log.
-    flags_unknown: bool  # Whether an hour may have a seal though its row in the state does not say so.
-    keys: KnownRuns | None  # None: there is no index of keys, or its value does not check.
-    keys_lost: bool
-    keyed: list[KeyedRows]  # Rows above the checkpoint that took their keys.
+    # By hour: rows of given up dispatch logs that may have been handed over without anybody knowing.
+    in_doubt: dict[int, Rows] = field(default_factory=dict)
+    loaded_until: int = 0  # The last loaded hour.
 
     def loaded_hours(self, stamp_ms: int) -> range:
         """The hours whose rows are in the wheel; at least the last one, or one behind it when it was stamped ahead."""
-        first = hour_of_ms(max(stamp_ms, self.appended_at_ms))
-        if hour_of_ms(self.reach_ms) > first:
+        first = hour_of_ms(max(stamp_ms, self.replayed.appended_at_ms))
+        if hour_of_ms(self.replayed.reach_ms) > first:
             first = self.loaded_until + 1
         return range(first, self.loaded_until + 1)
 
     @property
-    def outcome_ends(self) -> dict[int, OutcomeEnd]:
-        """The ends of the dispatch logs as they were found, by hour."""
-        logs = self.dispatch_logs.items()
-        return {
-            hour: OutcomeEnd(segment.durable, self.told_rows[hour])
-            for hour, segment in logs
-            if hour not in self.quarantined
-        }
+    def quarantined_ends(self) -> dict[int, OutcomeEnd]:
+        """Of hours whose dispatch log is damaged, where the last checkpoint counts them: the next one goes on to name
+        what was durable there.
+        """
+        return {hour: end for hour, end in self.kept.ends.items() if hour in self.outcomes.quarantined}
+
+    @property
+    def sealed_ends(self) -> dict[int, OutcomeEnd]:
+        """The ends of sealed hours' logs as a checkpoint counted them: these logs were not opened."""
+        return {hour: end for hour, end in self.kept.ends.items() if self.kept.hours.get(hour).sealed}
 
 
 def recover(site: Site, config: DelayConfig) -> Recovered:
@@ -147,99 +141,63 @@ def recover(site: Site, config: DelayConfig) -> Recovered:
 
 
 def _recover(opened: ExitStack, site: Site, config: DelayConfig) -> Recovered:
-    disk, state, clock, identity, folder = site.disk, site.state, site.clock, site.identity, site.folder
-    kept = read_kept(disk, state, folder, identity.log_id)
-    heal_hours(state, kept)
-    damaged = take_back_schedules(site, kept)
-    replay, hours, targets = Mark(kept.replay_offset, kept.replay_crc32c), kept.hours, kept.targets
-    producers = Producers(clock.monotonic_ms)
-    producers.load(kept.producers)
-    producers.lost |= kept.producers_lost.keys()
-    known, quarantined = kept.ends, dict[int, DamagedData]()
-    dispatch_logs, decided, target_ends, named = _recover_outcomes(
-        site, hours, known, kept.given_up, quarantined, accepted_targets(state)
-    )
-    for segment in dispatch_logs.values():
+    kept = read_kept(site.disk, site.state, site.folder, site.log_id)
+    heal_hours(site.state, kept)
+    unloaded = take_back_schedules(site, kept)
+    outcomes = _recover_outcomes(site, kept, accepted_targets(site.state))
+    for segment in outcomes.logs.values():
         opened.callback(segment.close)
-    read = _Replay(producers, targets, kept)
-    place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
-    confirmed = partial(decided_behind, disk, folder, identity.log_id)
-    message_log = open_needed_log(
-        disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take, confirmed=confirmed
-    )
-    read.index()
+    replayed = Replay(kept, site.clock)
+    message_log = _replay(site, config, replayed)
     opened.callback(message_log.close)
-    _leave_named_unused(read, named, message_log)
-    told_rows = {hour: len(sequences) for hour, sequences in decided.items()}
+    _leave_named_unused(replayed, outcomes.named, message_log)
     if kept.ended is None:
-        read.find_ended(message_log)
-    found = Recovered(
-        identity=identity,
-        log=message_log,
-        hours=hours,
-        producers=producers,
-        subjects=read.subjects,
-        pending=read.pending,
-        wheel=Wheel(),
-        targets=targets,
-        targets_owed=read.targets_owed,
-        dispatch_logs=dispatch_logs,
-        decided=decided,
-        told_rows=told_rows,
-        owed=_owe(read.ended, hours, read.pending, decided),
-        target_ends=target_ends,
-        replay=replay,
-        next_sequence=read.next_sequence,
-        appended_at_ms=read.appended_at_ms,
-        reach_ms=read.reach_ms,
-        skipped=read.skipped,
-        dropped=kept.dropped,
-        given_up=kept.given_up,
-        in_doubt={},
-        loaded_until=0,
-        quarantined=quarantined,
-        quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
-        sealed_ends={hour: end for hour, end in known.items() if hours.get(hour).sealed},
-        seals=None,
-        damage=[*damaged.values(), *quarantined.values(), *message_log.lost],
-        beside=kept.beside,
-        unloaded={hour: (damage, 0) for hour, damage in damaged.items()},
-        producers_lost=kept.producers_lost,
-        targets_lost=_find_targets(message_log, kept.targets_lost, targets, read.targets_owed),
-        seals_damage=None,
-        filed_below=kept.next_sequence,
-        flags_unknown=kept.flags_unknown,
-        keys=kept.keys,
-        keys_lost=kept.keys_lost,
-        keyed=read.keyed,
-    )
+        replayed.find_ended(message_log)
+    _find_targets(message_log, replayed)
+    owed = _owe(replayed, outcomes.ended)
+    damage = [*unloaded.values(), *outcomes.quarantined.values(), *message_log.lost]
+    seals: SealLog | None = None
+    seals_damage: DamagedData | None = None
     try:
-        found.seals = open_seal_log(site, hours, whole=kept.flags_unknown)
-    except DamagedData as damage:
-        found.seals_damage = damage
-        found.damage.append(damage)
+        seals = open_seal_log(site, kept.hours, whole=kept.flags_unknown)
+    except DamagedData as error:
+        seals_damage = error
+        damage.append(error)
+    waiting = {hour: (error, 0) for hour, error in unloaded.items()}
+    found = Recovered(kept, message_log, replayed, outcomes, owed, Wheel(), seals, seals_damage, damage, waiting)
     _load(site, config, found)
     return found
 
 
-def _find_targets(
-    message_log: Log, lost: dict[bytes, DamagedValue], targets: dict[bytes, int], owed: set[bytes]
-) -> dict[bytes, DamagedValue]:
-    """Look in the message log, as far as it is kept, for notes whose values in the state do not check; return those
-    that are still lost.
-    """
-    lost = {subject: error for subject, error in lost.items() if subject not in targets}
+def _replay(site: Site, config: DelayConfig, replayed: Replay) -> Log:
+    """Open the message log, and take in what it has above the checkpoint."""
+    place = LogPlace(f"{site.folder}/message", FileKind.MESSAGE, site.log_id, config.segment_bytes)
+    confirmed = partial(decided_behind, site.disk, site.folder, site.log_id)
+    begin = replayed.kept.replay
+    message_log = open_needed_log(
+        site.disk, place, site.clock.now_ms(), begin.offset, begin.crc32c, replayed.take, confirmed=confirmed
+    )
+    replayed.index()
+    return message_log
+
+
+def _find_targets(message_log: Log, replayed: Replay) -> None:
+    """Look in the message log, as far as it is kept, for notes whose values in the state do not check."""
+    kept = replayed.kept
+    lost = kept.targets_lost = {
+        subject: error for subject, error in kept.targets_lost.items() if subject not in kept.targets
+    }
     if not lost:
-        return lost
+        return
     try:
         for record in _all_records(message_log):
             if isinstance(record, TargetNote) and record.subject in lost:
                 # The last note counts; the next checkpoint stores it again.
-                targets[record.subject] = record.log_id
-                owed.add(record.subject)
+                kept.targets[record.subject] = record.log_id
+                replayed.targets_owed.add(record.subject)
     except DamagedData as error:
         log.warning("notes_not_found reason=%r", str(error))
-    return {subject: error for subject, error in lost.items() if subject not in targets}
+    kept.targets_lost = {subject: error for subject, error in lost.items() if subject not in kept.targets}
 
 
 def _all_records(message_log: Log) -> Iterator[Known]:
@@ -254,13 +212,12 @@ def _records(group: CommitGroup) -> list[Known]:
     return [record for _, batch in front if batch.kind is BatchKind.CONTROL for record in decode_known(batch)]
 
 
-def _owe(
-    parts: Sequence[EndedRows], hours: HourTable, pending: PendingRows, decided: dict[int, NDArray[np.uint64]]
-) -> EndedRows:
-    """Those ended rows that have no outcome yet; they are added to ``decided``, so that none of them is loaded (rule
-    C2).
+def _owe(replayed: Replay, ended: dict[int, NDArray[np.uint64]]) -> EndedRows:
+    """The rows that decisions have ended and that have no outcome yet; they are added to ``ended``, so that none of
+    them is loaded (rule C2).
     """
-    rows = np.concatenate([NO_ENDED, *parts])
+    hours = replayed.kept.hours
+    rows = np.concatenate([NO_ENDED, *replayed.ended])
     _, firsts = np.unique(rows["sequence"], return_index=True)
     rows = rows.take(firsts)
     rows = rows.take(np.argsort(rows["hour"], kind="stable"))
@@ -268,32 +225,36 @@ def _owe(
     owed: list[EndedRows] = []
     for hour, of_hour in zip(hours_of_rows.tolist(), np.split(rows, begins[1:]), strict=False):
         # Each row of a sealed hour has its outcome. So had each of an hour that is deleted, and so not known.
-        if hours.get(hour).sealed or not (hour in hours or pending.has_hour(hour)):
+        if hours.get(hour).sealed or not (hour in hours or replayed.pending.has_hour(hour)):
             continue
-        told = decided.get(hour, NO_SEQUENCES)
+        told = ended.get(hour, NO_SEQUENCES)
         of_hour = of_hour.compress(~among(of_hour["sequence"].copy(), told))
         if len(of_hour):
-            decided[hour] = np.sort(np.concatenate((told, of_hour["sequence"])), kind="stable")
+            ended[hour] = np.sort(np.concatenate((told, of_hour["sequence"])), kind="stable")
             owed.append(of_hour)
     rows = np.concatenate([NO_ENDED, *owed])
     return rows.take(np.argsort(rows["sequence"], kind="stable"))
 
 
-class _Replay:
+class Replay:
     """Replay of the message log above the checkpoint, group by group (rule P1: replay decides nothing)."""
 
-    def __init__(self, producers: Producers, targets: dict[bytes, int], kept: KeptState) -> None:
+    def __init__(self, kept: KeptState, clock: Clock) -> None:
+        self.kept = kept
+        self.producers = Producers(clock.monotonic_ms)
+        self.producers.load(kept.producers)
+        self.producers.lost |= kept.producers_lost.keys()
         self.subjects = Subjects()
         self.pending = PendingRows()
+        # Subjects whose target only the message log names: the next checkpoint must store it.
         self.targets_owed: set[bytes] = set()
         self.next_sequence = kept.next_sequence
         self.appended_at_ms = kept.appended_at_ms
+        # The latest appended_at of any group, even if an operator's decision has set the log's time back since.
         self.reach_ms = kept.reach_ms
-        self.skipped = list(kept.skipped)
+        self.skipped = list(kept.skipped)  # Sequences that an operator's decision left unused.
         self.ended: list[EndedRows] = [] if kept.ended is None else [kept.ended]
-        self.keyed: list[KeyedRows] = []
-        self._producers = producers
-        self._targets = targets
+        self.keyed: list[KeyedRows] = []  # Rows above the checkpoint that took their keys.
         self._stored: list[Stored] = []  # Batches whose rows are not indexed yet.
         self._appended_at_ms: list[int] = []  # For each of them, when it was appended.
         self._rows = 0
@@ -314,6 +275,7 @@ class _Replay:
             self._stored, self._appended_at_ms, self._rows = [], [], 0
 
     def take(self, group: CommitGroup) -> None:
+        """Take in a group; `index` completes what it does."""
         header = group.header
         self.next_sequence = max(self.next_sequence, header.base_sequence + header.row_count)
         self.appended_at_ms = max(self.appended_at_ms, header.appended_at_ms)
@@ -327,7 +289,7 @@ class _Replay:
                 if ColumnId.KEY_END in entry.batch.offsets:
                     self._take_keys(entry, header.appended_at_ms, ended)
                     decided = decided_about(ended, entry.base_sequence, entry.batch.count).tobytes()
-                self._producers.accept(entry.batch, entry.base_sequence, header.appended_at_ms, decided)
+                self.producers.accept(entry.batch, entry.base_sequence, header.appended_at_ms, decided)
             self._stored += stored
             self._appended_at_ms += [header.appended_at_ms] * len(stored)
             self._rows += header.row_count
@@ -347,7 +309,7 @@ class _Replay:
         for record in _records(group):
             match record:
                 case TargetNote(subject, log_id):
-                    self._targets[subject] = log_id
+                    self.kept.targets[subject] = log_id
                     self.targets_owed.add(subject)
                 case SkippedSequences(count):
                     self.skipped.append((header.base_sequence - count, count))
@@ -360,55 +322,54 @@ class _Replay:
                     tried.append(decode_tried(rows))
         self.ended += ended[1:]
         for each in tried_rows(np.concatenate(ended), np.concatenate(tried)):
-            self._producers.tried(*each)
+            self.producers.tried(*each)
 
 
 def _load(site: Site, config: DelayConfig, found: Recovered) -> None:
     """Load every hour that is not sealed, up to the one that the loader would have reached by now (rule P5)."""
-    now_ms = max(site.clock.stamp_ms(), found.appended_at_ms)
+    kept, replayed, outcomes = found.kept, found.replayed, found.outcomes
+    now_ms = max(site.clock.stamp_ms(), replayed.appended_at_ms)
     live = set(range(hour_of_ms(now_ms), hour_of_ms(now_ms + config.load_ahead_ms) + 1))
     # While the log was stamped ahead, rows were filed in hours that lie long after the rows are due.
-    found.loaded_until = max(*live, hour_of_ms(found.reach_ms))
-    pending = found.pending.count_by_hour().keys()
-    filed = set(found.hours.unsealed(found.loaded_until))
-    filed |= {hour for hour in found.beside.rows["hour"].tolist() if hour <= found.loaded_until}
-    wanted = filed | live | {hour for hour in pending if hour <= found.loaded_until}
-    doubted = {hour for hour, word in found.given_up.items() if not word.done}
+    until = found.loaded_until = max(*live, hour_of_ms(replayed.reach_ms))
+    filed = set(kept.hours.unsealed(until))
+    filed |= {hour for hour in kept.beside.rows["hour"].tolist() if hour <= until}
+    wanted = filed | live | {hour for hour in replayed.pending.count_by_hour() if hour <= until}
+    doubted = {hour for hour, word in kept.given_up.items() if not word.done}
     # Any row of a quarantined hour may have been handed over, so none is loaded until its dispatch log is restored.
-    for hour in sorted((wanted | doubted) - found.quarantined.keys()):
-        decided = found.decided.get(hour, NO_SEQUENCES)
-        parts = FiledHours(found.hours, found.beside).parts(hour)
-        loaded = load_hour(site.disk, site.folder, site.log_id, hour, parts, decided)
-        numbers = found.subjects.numbers(loaded.names)
-        ordered = order_hour(loaded, numbers, found.pending.views(0), decided)
+    for hour in sorted((wanted | doubted) - outcomes.quarantined.keys()):
+        ended = outcomes.ended.get(hour, NO_SEQUENCES)
+        loaded = load_hour(site.disk, site.folder, site.log_id, hour, kept.files.parts(hour), ended)
+        numbers = replayed.subjects.numbers(loaded.names)
+        ordered = order_hour(loaded, numbers, replayed.pending.views(0), ended)
         if hour in doubted:
             ordered = _without_doubtful(hour, ordered, found)
         if loaded.damage is not None:
             found.damage.append(loaded.damage)
             found.unloaded[hour] = loaded.damage, len(loaded.prepared.rows)
-        if hour > found.loaded_until:
+        if hour > until:
             continue  # It was read for the rows in doubt alone.
         found.wheel.add_hour(hour)
         for rows in ordered:
             found.wheel.add_hour(hour, rows)
-    found.pending.settle(found.loaded_until, found.quarantined)
+    replayed.pending.settle(until, outcomes.quarantined)
 
 
 def _without_doubtful(hour: int, ordered: list[PreparedRows], found: Recovered) -> list[PreparedRows]:
     """Leave rows out that may have been handed over without anybody knowing; they have ended."""
-    kept: list[PreparedRows] = []
+    left: list[PreparedRows] = []
     lost: list[Rows] = []
     for rows in (prepared.rows for prepared in ordered):
-        chosen = doubtful(rows, found.given_up[hour])
+        chosen = doubtful(rows, found.kept.given_up[hour])
         lost.append(rows.compress(chosen))
-        kept.append(prepare(rows.compress(~chosen)))
+        left.append(prepare(rows.compress(~chosen)))
     found.in_doubt[hour] = np.concatenate(lost)
-    ended = found.in_doubt[hour]["sequence"]
-    found.decided[hour] = np.sort(np.concatenate((found.decided.get(hour, NO_SEQUENCES), ended)), kind="stable")
-    return kept
+    ended = (found.outcomes.ended.get(hour, NO_SEQUENCES), found.in_doubt[hour]["sequence"])
+    found.outcomes.ended[hour] = np.sort(np.concatenate(ended), kind="stable")
+    return left
 
 
-def _leave_named_unused(read: _Replay, named: int, message_log: Log) -> None:
+def _leave_named_unused(read: Replay, named: int, message_log: Log) -> None:
     """Give no sequence up to ``named``, the highest one that an outcome names (rule I5).
 
     A message is durable in the message log before it gets an outcome, or takes the place of one that does. So when an
@@ -423,56 +384,41 @@ def _leave_named_unused(read: _Replay, named: int, message_log: Log) -> None:
         read.next_sequence = named + 1
 
 
-def _recover_outcomes(
-    site: Site,
-    hours: HourTable,
-    known: dict[int, OutcomeEnd],
-    given_up: Mapping[int, GivenUp],
-    quarantined: dict[int, DamagedData],
-    accepted: Mapping[int, AcceptedTarget],
-) -> tuple[dict[int, Segment], dict[int, NDArray[np.uint64]], dict[int, int], int]:
-    """Open the dispatch logs of hours that are not sealed; put damaged ones into ``quarantined`` (rule L5). The last
-    value is the highest sequence that an outcome names.
-    """
-    disk, folder = site.disk, site.folder
-    segments: dict[int, Segment] = {}
-    decided: dict[int, NDArray[np.uint64]] = {}
-    target_ends: dict[int, int] = {}
-    named = 0
-    unfinished = {hour for hour, word in given_up.items() if not word.done}
-    found, all_beside = {hour for hour, _ in list_dispatch_logs(disk, folder)}, outcomes_beside(disk, folder)
-    for hour in sorted(found | known.keys() | all_beside.keys() | unfinished):
-        if hours.get(hour).sealed:
+def _recover_outcomes(site: Site, kept: KeptState, accepted: Mapping[int, AcceptedTarget]) -> FoundOutcomes:
+    """Open the dispatch logs of hours that are not sealed; damaged ones are quarantined (rule L5)."""
+    found = FoundOutcomes()
+    unfinished = {hour for hour, word in kept.given_up.items() if not word.done}
+    files = {hour for hour, _ in list_dispatch_logs(site.disk, site.folder)}
+    beside = outcomes_beside(site.disk, site.folder)
+    for hour in sorted(files | kept.ends.keys() | beside.keys() | unfinished):
+        if kept.hours.get(hour).sealed:
             continue
-        opened: tuple[Segment, OutcomeRows] | None
         try:
             if hour in unfinished:
-                opened = give_up_outcomes(site, hour)
+                opened: tuple[Segment, OutcomeRows] | None = give_up_outcomes(site, hour)
             else:
-                opened = open_dispatch_log(site, hour, known.get(hour, OutcomeEnd()).length)
+                opened = open_dispatch_log(site, hour, kept.ends.get(hour, OutcomeEnd()).length)
         except DamagedData as damage:
-            quarantined[hour] = damage
-            segment, known_outcomes = _open_beside(disk, folder, site.log_id, hour, all_beside.get(hour, ()))
+            found.quarantined[hour] = damage
+            segment, parts = _open_beside(site, hour, beside.get(hour, ()))
         else:
             if opened is None:
                 continue
-            segment, known_outcomes = opened[0], [opened[1]]
+            segment, parts = opened[0], [opened[1]]
         if segment is not None:
-            segments[hour] = segment
-        if known_outcomes:
+            found.logs[hour] = segment
+        if parts:
             # Sorting is enough. numpy's unique would hash a million rows for a second, and a repeated sequence does no
             # harm.
-            told = np.concatenate([outcomes.sequences for outcomes in known_outcomes])
-            decided[hour] = np.sort(told, kind="stable")
-        for outcomes in known_outcomes:
-            note_ends(target_ends, outcomes, accepted)
-            named = max(named, outcomes.highest_sequence())
-    return segments, decided, target_ends, named
+            told = np.concatenate([outcomes.sequences for outcomes in parts])
+            found.ended[hour], found.rows[hour] = np.sort(told, kind="stable"), len(told)
+        for outcomes in parts:
+            note_ends(found.target_ends, outcomes, accepted)
+            found.named = max(found.named, outcomes.highest_sequence())
+    return found
 
 
-def _open_beside(
-    disk: Disk, folder: str, log_id: int, hour: int, numbers: Sequence[int]
-) -> tuple[Segment | None, list[OutcomeRows]]:
+def _open_beside(site: Site, hour: int, numbers: Sequence[int]) -> tuple[Segment | None, list[OutcomeRows]]:
     """Read the files beside a damaged dispatch log, as far as they check; open the newest one if it checks."""
     newest: Segment | None = None
     found: list[OutcomeRows] = []
@@ -481,7 +427,7 @@ def _open_beside(
             newest.close()
             newest = None
         try:
-            newest = reopen_dispatch_log(disk, quarantine_path(folder, hour, number), log_id, 0, hour)
+            newest = reopen_dispatch_log(site.disk, quarantine_path(site.folder, hour, number), site.log_id, 0, hour)
             if newest is not None:
                 found.append(read_outcomes(newest))
         except DamagedData as damage:

@@ -16,7 +16,7 @@ from tests.worlds.patches import Bugs, Patch, changed
 
 def _index_nothing(*arguments: object) -> Recovered:
     found = _recover(*arguments)  # type: ignore[arg-type]
-    found.keyed.clear()
+    found.replayed.keyed.clear()
     return found
 
 

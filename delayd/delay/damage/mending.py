@@ -50,7 +50,6 @@ from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
     GIVEN_UP_PREFIX,
     SALVAGE_PREFIX,
-    FiledHours,
     GivenUp,
     HourFile,
     HourPart,
@@ -338,7 +337,7 @@ def _groups(site: Site, part: HourPart) -> Iterator[CommitGroup]:
 
 def _join(site: Site, hour: int, kept: KeptState) -> None:
     file, dropped, puts = kept.hours.get(hour), kept.dropped, list[tuple[bytes, bytes]]()
-    parts = FiledHours(kept.hours, kept.beside).parts(hour)
+    parts = kept.files.parts(hour)
     for part in parts:
         try:
             for _ in _groups(site, part):
