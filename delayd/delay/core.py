@@ -16,7 +16,7 @@ from itertools import chain
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s
 from delayd.config import DelayConfig
-from delayd.delay.filing.checkpointer import AuditWord
+from delayd.delay.filing.checkpointer import AuditWord, ToKeep
 from delayd.delay.filing.pending import full_hours
 from delayd.delay.intake import Committed
 from delayd.delay.keys.run import sent_rows
@@ -319,16 +319,19 @@ class DelayCore:
             return
         notes, forgotten = self.handoff.dispatcher.take_changes()
         intake, outcomes = self.logs.intake, self.logs.outcomes
-        books = self._books()
-        self.upkeep.checkpointer.begin(
-            *(intake.durable, intake.durable_sequence, intake.appended_at_ms, notes),
-            *({**self._quarantined_ends, **outcomes.ends}, outcomes.take_moved()),
-            outcomes.take_handed_over(),
-            partial(self._checkpointed, intake.durable_sequence, books.keep_from),
-            books,
-            forgotten,
-            partial(joined_bytes, self.memory.ledger.owed.parts()),
+        keep = ToKeep(
+            stop=intake.durable,
+            next_sequence=intake.durable_sequence,
+            appended_at_ms=intake.appended_at_ms,
+            notes=notes,
+            forgotten=forgotten,
+            ends={**self._quarantined_ends, **outcomes.ends},
+            moved=outcomes.take_moved(),
+            handed_over=outcomes.take_handed_over(),
+            owed_rows=partial(joined_bytes, self.memory.ledger.owed.parts()),
+            books=self._books(),
         )
+        self.upkeep.checkpointer.begin(keep, partial(self._checkpointed, keep))
 
     def _books(self) -> AuditWord:
         settled = self.standing.settled()
@@ -336,12 +339,12 @@ class DelayCore:
             self.logs.intake.skipped, encode_dropped(self._dropped), self.logs.segments.keep_from, *settled
         )
 
-    def _checkpointed(self, next_sequence: int, keep_from: int, published: bool) -> None:
+    def _checkpointed(self, keep: ToKeep, published: bool) -> None:
         if not published:
             self._stopping.end()
             return
-        self.logs.outcomes.filed(next_sequence)
-        self.logs.segments.published(self.upkeep.checkpointer.replay.offset, keep_from)
+        self.logs.outcomes.filed(keep.next_sequence)
+        self.logs.segments.published(self.upkeep.checkpointer.replay.offset, keep.books.keep_from)
         # Rows of later hours have just been filed and left memory, so their subjects may no longer be used.
         self._sweep_subjects()
         self._note_reserve()

@@ -300,15 +300,7 @@ class Segment:
                 break
             # Bytes that are cut off are gone, so a group is read twice before it counts as torn: a read may fail once.
             again, scan = end, self.scan(end, scan.crc32c)
-        if size < end:
-            raise DamagedData(self.path, self.position(size), f"the file ends {end - size} bytes early")
-        # The bytes that may name the group as durable are read twice, too: if that read failed once, damage would look
-        # torn.
-        if scan.reason and (not last or any(end < self.durable_named_behind(end) for _ in range(2))):
-            raise DamagedData(self.path, self.position(end), scan.reason)
-        if end < known_durable:
-            what = scan.reason or f"the file ends {known_durable - end} bytes early"
-            raise DamagedData(self.path, self.position(end), what)
+        self._check_torn(scan, size, known_durable, last)
         if size > end:
             if confirmed is not None and (why := confirmed(end)):
                 raise DamagedData(self.path, self.position(end), f"{scan.reason}, and {why}")
@@ -321,6 +313,21 @@ class Segment:
         self.end = self.durable = end
         self.crc32c = self.header.previous_crc32c if scan.crc32c is None else scan.crc32c
         self._tell_recovered(size - end, scan.reason, max(0, end - durable))
+
+    def _check_torn(self, scan: GroupScan, size: int, known_durable: int, last: bool) -> None:
+        """Raise DamagedData if the groups end where a reading of all of them stopped, and something behind that was
+        durable.
+        """
+        end = scan.offset
+        if size < end:
+            raise DamagedData(self.path, self.position(size), f"the file ends {end - size} bytes early")
+        # The bytes that may name the group as durable are read twice, too: if that read failed once, damage would look
+        # torn.
+        if scan.reason and (not last or any(end < self.durable_named_behind(end) for _ in range(2))):
+            raise DamagedData(self.path, self.position(end), scan.reason)
+        if end < known_durable:
+            what = scan.reason or f"the file ends {known_durable - end} bytes early"
+            raise DamagedData(self.path, self.position(end), what)
 
     def _tell_recovered(self, cut_bytes: int, reason: str, rewritten_bytes: int) -> None:
         """Log it when bytes were cut off, or were written back and fsynced (rules L1, L5)."""

@@ -113,16 +113,28 @@ NOTHING_TOLD = CheckpointValues(None, {}, set(), {}, {}, ())
 COLLECTED = object()
 
 
+class ToKeep(NamedTuple):
+    """What a checkpoint keeps besides the rows that it files; all of it is of one moment of the loop."""
+
+    stop: Mark  # The message log is filed up to here; it is durable and indexed.
+    next_sequence: int
+    appended_at_ms: int
+    notes: dict[bytes, int]  # Targets of subjects that are new.
+    forgotten: Iterable[bytes]  # Subjects whose target is not needed any more.
+    ends: dict[int, OutcomeEnd]  # The ends of all dispatch logs, by hour.
+    moved: Iterable[int]  # The hours whose end is not in the state yet.
+    handed_over: list[HandedOver]  # The rows whose bodies need not be filed.
+    # Makes a value of the rows that decisions have ended, as far as their outcomes are not durable (rule C2). The
+    # worker calls it, for there may be millions.
+    owed_rows: Callable[[], bytes]
+    books: AuditWord
+
+
 class Facts(NamedTuple):
     """The contents of a checkpoint besides its hours; taken on the loop before the worker begins."""
 
-    stop: Mark
-    next_sequence: int
-    appended_at_ms: int
+    keep: ToKeep
     told: CheckpointValues
-    ends: dict[int, OutcomeEnd]
-    books: AuditWord
-    owed: Callable[[], bytes]
     keys: Frozen
 
 
@@ -240,37 +252,19 @@ class Checkpointer:
         else:
             self._waiters.append((offset, callback))
 
-    def begin(
-        self,
-        stop: Mark,
-        next_sequence: int,
-        appended_at_ms: int,
-        notes: dict[bytes, int],
-        ends: dict[int, OutcomeEnd],
-        moved: Iterable[int],
-        handed_over: list[HandedOver],
-        ended: Callable[[bool], None],
-        books: AuditWord,
-        forgotten: Iterable[bytes] = (),
-        owed_rows: Callable[[], bytes] = bytes,
-    ) -> None:
-        """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
-
-        ``notes``: targets of subjects. ``ends``: the ends of all dispatch logs, by hour. ``moved``: the hours whose end
-        is not in the state yet. ``handed_over``: the rows whose bodies need not be filed. ``forgotten``: the subjects
-        whose target is not needed any more. ``owed_rows`` makes a value of the rows that decisions have
-        ended, as far as their outcomes are not durable (rule C2); the worker calls it, for there may be millions.
-        """
+    def begin(self, keep: ToKeep, ended: Callable[[bool], None]) -> None:
+        """File everything up to ``keep.stop``; call back with whether it was published."""
         self._running, self._is_time = True, False
         self._next.after(self._config.checkpoint_every_ms)
         # If a producer were forgotten too early, its retried batches would be accepted twice (rule T1).
         seen_before_ms = self._clock.now_ms() - self._config.producer_keep_ms if self._clock.confirmed else 0
         owed, self._owed = self._owed, NOTHING_TOLD
-        told = CheckpointValues(owed, {}, set(), notes, {hour: ends[hour] for hour in moved}, forgotten)
-        facts = Facts(stop, next_sequence, appended_at_ms, told, ends, books, owed_rows, self._keys.freeze())
+        moved = {hour: keep.ends[hour] for hour in keep.moved}
+        told = CheckpointValues(owed, {}, set(), keep.notes, moved, keep.forgotten)
+        facts = Facts(keep, told, self._keys.freeze())
         # Only the loop may read a producer's batches; all else is packed beside the loop.
         self.collecting = self._producers.collect(seen_before_ms, told.producers, told.gone)
-        self._collected = partial(self._submit, facts, self._pending.take(), handed_over, ended)
+        self._collected = partial(self._submit, facts, self._pending.take(), ended)
         self.step()
 
     def step(self) -> None:
@@ -282,9 +276,9 @@ class Checkpointer:
         else:
             self._turn.soon()
 
-    def _submit(self, facts: Facts, taken: Taken, handed_over: list[HandedOver], ended: Callable[[bool], None]) -> None:
+    def _submit(self, facts: Facts, taken: Taken, ended: Callable[[bool], None]) -> None:
         now_ms, evidence = self._clock.now_ms(), self._calls.evidence()
-        work = partial(self._write, facts, taken.rows, handed_over, now_ms, evidence, frozenset(self._calls.damaged()))
+        work = partial(self._write, facts, taken.rows, now_ms, evidence, frozenset(self._calls.damaged()))
         self._executor.submit(work, partial(self._written, facts, taken, ended))
 
     def _bytes_due(self) -> int:
@@ -304,41 +298,33 @@ class Checkpointer:
         """Close the checkpoint file."""
         self._file.close()
 
-    def _write(
-        self,
-        facts: Facts,
-        rows: int,
-        handed_over: list[HandedOver],
-        now_ms: int,
-        evidence: ClockEvidence,
-        damaged: frozenset[int],
-    ) -> Filed:
+    def _write(self, facts: Facts, rows: int, now_ms: int, evidence: ClockEvidence, damaged: frozenset[int]) -> Filed:
         """File, count and publish, on the worker thread. Reads the hour table, which the loop changes only
         afterwards.
         """
         # This comes first: if anything below fails, the next checkpoint owes these values.
-        puts, removes = facts.told.merged()
+        keep, (puts, removes) = facts.keep, facts.told.merged()
         writer = ScheduleWriter(self._site, self._log, self._filed, now_ms, self._pause, damaged)
         writer.write(
             self.replay.offset,
-            facts.stop.offset,
+            keep.stop.offset,
             self.replay.crc32c,
             rows,
-            sort_handed_over(handed_over),
+            sort_handed_over(keep.handed_over),
         )
         # The writer's last sync, the commit and the publication may each take long, so urgent jobs go first (rule B2).
         self._executor.give_way()
         checkpoint = {
-            "replay_offset": facts.stop.offset,
-            "replay_crc32c": facts.stop.crc32c,
-            "next_sequence": facts.next_sequence,
-            "appended_at_ms": facts.appended_at_ms,
+            "replay_offset": keep.stop.offset,
+            "replay_crc32c": keep.stop.crc32c,
+            "next_sequence": keep.next_sequence,
+            "appended_at_ms": keep.appended_at_ms,
             "reach_ms": self.reach_ms,
-            "skipped": facts.books.skipped,
+            "skipped": keep.books.skipped,
         }
         written, beside = writer.written.rows, writer.written_beside.rows
         counted = [(b"checkpoint", msgpack.packb(checkpoint))]
-        owed_rows = facts.owed()
+        owed_rows = keep.owed_rows()
         if owed_rows:
             counted.append((ENDED_KEY, owed_rows))
         else:
@@ -355,7 +341,7 @@ class Checkpointer:
         unpublished: DataError | OSError | None = None
         try:
             tables = merge_hours(self._hours.rows, written), merge_hours(self._beside.rows, beside)
-            self._publish(facts, *tables, now_ms, evidence)
+            self._publish(keep, *tables, now_ms, evidence)
         except (DataError, OSError) as error:
             # The state counts this checkpoint all the same. If it were treated as undone, the next one would cut off
             # rows that are counted.
@@ -367,19 +353,19 @@ class Checkpointer:
         self._calls.rest()
         self._executor.give_way()
 
-    def _publish(self, facts: Facts, hours: HourRows, beside: HourRows, now_ms: int, evidence: ClockEvidence) -> None:
-        seals, books = self._calls.seal_end(), facts.books
+    def _publish(self, keep: ToKeep, hours: HourRows, beside: HourRows, now_ms: int, evidence: ClockEvidence) -> None:
+        seals, books = self._calls.seal_end(), keep.books
         self._file.publish(
             {
-                "replay_offset": facts.stop.offset,
-                "replay_crc32c": facts.stop.crc32c,
-                "next_sequence": facts.next_sequence,
-                "appended_at_ms": facts.appended_at_ms,
+                "replay_offset": keep.stop.offset,
+                "replay_crc32c": keep.stop.crc32c,
+                "next_sequence": keep.next_sequence,
+                "appended_at_ms": keep.appended_at_ms,
                 "reach_ms": self.reach_ms,
                 "epoch": self._site.epoch,
                 "hours": hours.tobytes(),
                 "beside": beside.tobytes(),
-                "outcomes": np.array([(hour, 0, end.length) for hour, end in facts.ends.items()], END_ROW).tobytes(),
+                "outcomes": np.array([(hour, 0, end.length) for hour, end in keep.ends.items()], END_ROW).tobytes(),
                 "clock": [evidence.boot_id, evidence.boottime_ms, evidence.wall_ms],
                 "latest_ms": evidence.latest_ms,
                 "seals": None if seals is None else [seals.seals, seals.sha256],
@@ -408,16 +394,17 @@ class Checkpointer:
         for hour, damage in filed.damage.items():
             self._calls.on_damaged(hour, damage)
         self._pending.drop(taken)
-        self.replay, self.appended_at_ms, self.filed_below = facts.stop, facts.appended_at_ms, facts.next_sequence
+        keep = facts.keep
+        self.replay, self.appended_at_ms, self.filed_below = keep.stop, keep.appended_at_ms, keep.next_sequence
         if filed.unpublished is not None:
             self._put_off(filed.unpublished, ended)
             return
-        self._published, self._told = facts.stop.offset, ""
+        self._published, self._told = keep.stop.offset, ""
         # A checkpoint of an idle server, which moved nothing, is no change of state.
         level = logging.INFO if taken.rows else logging.DEBUG
-        log.log(level, "checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, taken.rows, len(filed.hours))
-        ready = [callback for offset, callback in self._waiters if offset <= facts.stop.offset]
-        self._waiters = [waiter for waiter in self._waiters if waiter[0] > facts.stop.offset]
+        log.log(level, "checkpoint replay_offset=%d rows=%d hours=%d", keep.stop.offset, taken.rows, len(filed.hours))
+        ready = [callback for offset, callback in self._waiters if offset <= keep.stop.offset]
+        self._waiters = [waiter for waiter in self._waiters if waiter[0] > keep.stop.offset]
         for callback in ready:
             callback()
         ended(True)
