@@ -32,9 +32,10 @@ from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import CheckpointFile, Payload
 from delayd.log.consume import ConsumePlace, ConsumeTail, append_entries, entries_of
 from delayd.machine.clock import JudgedClock
-from delayd.machine.disk import Disk, File, unsynced_files_max
+from delayd.machine.disk import Disk, File
 from delayd.machine.executor import Abandoned, Done
 from delayd.machine.identity import Site
+from delayd.machine.open_files import unsynced_files_max
 
 from .closed import ClosedSegments
 from .group_records import GroupRecords

@@ -33,7 +33,8 @@ from delayd.log.group import (
     verify_chain,
     verify_group,
 )
-from delayd.machine.disk import REMOVED, REPLACED, Disk, File, open_named
+from delayd.machine.disk import Disk, File, open_named
+from delayd.machine.open_files import REMOVED, REPLACED
 
 FILE_MAGIC = b"delaydlg"
 FILE_VERSION = 1

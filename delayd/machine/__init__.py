@@ -1,12 +1,13 @@
-"""What a server stands on: each of these is a port, and `delayd.testing` has a fake for it.
+"""What a server stands on: ports, for which `delayd.testing` has fakes, and what is behind them.
 
-    clock      the time by which servers fire and stamp
-    alarms     what parts do by the clock: they say when, and the shell asks how long it may sleep
-    executor   pure work beside the loop
-    disk       reads, writes and syncs, with a bounded number of open files
-    state      a small durable map of keys to values, with the decisions of operators
-    identity   the log_id, the epoch and the place of a server's directory, and which process holds it
-    operating  what an operator must see: waits, fences, and log lines whose rate a peer controls
+    clock       the time by which servers fire and stamp
+    alarms      what parts do by the clock: they say when, and the shell asks how long it may sleep
+    executor    pure work beside the loop
+    disk        reads, writes and syncs
+    open_files  the descriptors of a disk: a bounded number serves any number of files
+    state       a small durable map of keys to values, with the decisions of operators
+    identity    the log_id, the epoch and the place of a server's directory, and which process holds it
+    operating   what an operator must see: waits, fences, and log lines whose rate a peer controls
 
 A core gets these as arguments, so it runs the same in a process, in a home and in the simulation.
 """

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from delayd.errors import DamagedData
-from delayd.machine import disk as disk_module
-from delayd.machine.disk import REMOVED, REPLACED, File, RealDisk, open_named
+from delayd.machine import open_files
+from delayd.machine.disk import File, RealDisk, open_named
+from delayd.machine.open_files import REMOVED, REPLACED
 
 MOST = 4
 FILES = 50
@@ -21,7 +22,7 @@ FILES = 50
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[RealDisk]:
-    monkeypatch.setattr(disk_module, "OPEN_FILES_MAX", MOST)
+    monkeypatch.setattr(open_files, "OPEN_FILES_MAX", MOST)
     made = RealDisk()
     yield made
     made.close()

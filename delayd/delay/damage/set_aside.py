@@ -38,9 +38,10 @@ from delayd.hours import hour_from_name, hour_name
 from delayd.log.hour import NewPart, dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
 from delayd.machine.alarms import DAMAGED_AGAIN_MS, Alarms
-from delayd.machine.disk import REMOVED, Disk, open_named
+from delayd.machine.disk import Disk, open_named
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
+from delayd.machine.open_files import REMOVED
 from delayd.outcome import Outcome
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,10 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import open_schedule_log, schedule_beside_path, schedule_path
 from delayd.log.log import Log
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment
-from delayd.machine.disk import UNSYNCED_FILES_MAX, File, unsynced_files_max
+from delayd.machine.disk import File
 from delayd.machine.executor import Abandoned
 from delayd.machine.identity import Site
+from delayd.machine.open_files import UNSYNCED_FILES_MAX, unsynced_files_max
 
 PART_BYTES = 512 << 20  # Rows in memory at a time; the message log is read once more for each such part.
 # To read one row, its whole batch is read and verified; from this size on a batch is also decoded efficiently.
