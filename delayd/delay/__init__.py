@@ -34,8 +34,9 @@ A start, and damaged files (L5, L9, L10)
 Words. A *life* of a server lasts from one start to the next; each has a higher *epoch*. M is the message log, S_h and
 D_h are the schedule log and the dispatch log of hour h; together they are the *books* of the hour. T is a realtime
 server, called *target* here. A *note* is the durable record of the target of a subject. A *word* is an operator's
-decision. A row is *decided* when its outcome is durable in D_h, and *in doubt* while nobody knows whether its target
-has it. *Settled* means that all rows in question are decided. *Claimed* is the instant, by this server's clock, at
-which a row was found due when its batch was made; a caller's request *claims* a row when it ends it. docs/rules.md
-has the rules and letters, docs/handoff.md walks an example.
+decision. A *decision* is a caller's: a group commit decides which rows a request ends. A row or a batch is *decided*
+when its outcome is durable in D_h, and *in doubt* while nobody knows whether its target has it; a row has *ended* from
+its decision on, or from its outcome. *Settled* means that all rows in question are decided. *Claimed* is the instant,
+by this server's clock, at which a row was found due when its batch was made; a caller's request *claims* a row when it
+ends it. docs/rules.md has the rules and letters, docs/handoff.md walks an example.
 """

@@ -37,7 +37,7 @@ from delayd.delay.keys.index import FIRST_NUMBER, KeyIndex, open_index
 from delayd.delay.keys.owned_slots import AskSlots
 from delayd.delay.ledger.files import HourReader
 from delayd.delay.ledger.ledger import Ledger
-from delayd.delay.quarantine import Decided, Decisions, Quarantine, SetAsideEntry, SetAsideKind
+from delayd.delay.quarantine import OnWord, OperatorWords, Quarantine, SetAsideEntry, SetAsideKind
 from delayd.delay.quotas.quotas import Quotas, QuotaSources
 from delayd.delay.recovery import Recovered, ends_of_all, recover
 from delayd.delay.timers.loading import Attached, Hours, Loading
@@ -314,28 +314,28 @@ class Repair:
         file_watch = FileWatch(
             site, found.kept.hours, logs.outcomes.ends, found.sealed_ends, quarantine, mending.schedule_damaged
         )
-        self.decisions = Decisions(
+        self.words = OperatorWords(
             quarantine,
             logs.intake.control,
             {
-                SetAsideKind.SCHEDULE: mending.decide,
-                SetAsideKind.DISPATCH: mending.decide,
-                SetAsideKind.ROWS: self._decide_rows,
-                SetAsideKind.SEALED: file_watch.decide,
-                SetAsideKind.SEAL: mending.decide,
+                SetAsideKind.SCHEDULE: mending.obey,
+                SetAsideKind.DISPATCH: mending.obey,
+                SetAsideKind.ROWS: self._obey_about_rows,
+                SetAsideKind.SEALED: file_watch.obey,
+                SetAsideKind.SEAL: mending.obey,
                 SetAsideKind.LOG: lambda entry, drop, done: self._log_watch.look(done),
                 SetAsideKind.TARGET: values.release_target,
                 SetAsideKind.PRODUCER: values.release_producer,
             },
         )
 
-    def _decide_rows(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
-        decide = partial(self._held.decide, entry, drop, done)
+    def _obey_about_rows(self, entry: SetAsideEntry, drop: bool, done: OnWord) -> None:
+        obey = partial(self._held.obey, entry, drop, done)
         if entry.name == MESSAGE_LOG and not drop:
             # A copy may have been put in the place of a file of the message log: the log takes it first.
-            self._log_watch.look(lambda whole, found: decide())
+            self._log_watch.look(lambda whole, found: obey())
         else:
-            decide()
+            obey()
 
 
 def _earlier_until_ms(clock: Clock, appended_at_ms: int) -> int:

@@ -17,7 +17,7 @@ from delayd.log.control import OperatorWord, encode_known
 from delayd.machine.clock import Clock
 from delayd.wire.status import Decision, Quarantined
 
-Decided = Callable[[bool, str], None]
+OnWord = Callable[[bool, str], None]
 """Called with whether an operator's decision changed something, and a sentence that says what."""
 
 log = logging.getLogger(__name__)
@@ -159,14 +159,14 @@ class Quarantine:
         ]
 
 
-Act = Callable[[SetAsideEntry, bool, Decided], None]
+Act = Callable[[SetAsideEntry, bool, OnWord], None]
 """Tries a quarantined thing again, or gives it up if the second argument is True; the third is called with the
 result.
 """
 
 
-class Decisions:
-    """Decisions about entries of the quarantine; ``acts`` has for each kind the function that carries them out."""
+class OperatorWords:
+    """Words of operators about entries of the quarantine; ``acts`` has for each kind who carries them out."""
 
     def __init__(
         self,
@@ -178,13 +178,13 @@ class Decisions:
         self._log_control = log_control
         self._acts = acts
 
-    def release(self, id_: str, done: Decided) -> None:
+    def release(self, id_: str, done: OnWord) -> None:
         """Try a thing again; BadArgument when no entry has this id."""
-        self._decide("release", self._entry(id_), done)
+        self._obey("release", self._entry(id_), done)
 
-    def drop(self, id_: str, done: Decided) -> None:
+    def drop(self, id_: str, done: OnWord) -> None:
         """Give a thing up; BadArgument when no entry has this id."""
-        self._decide("drop", self._entry(id_), done)
+        self._obey("drop", self._entry(id_), done)
 
     def _entry(self, id_: str) -> SetAsideEntry:
         entry = self._quarantine.find(id_)
@@ -192,7 +192,7 @@ class Decisions:
             raise BadArgument(f"nothing is quarantined as {id_!r}; see `delayd mend list`")
         return entry
 
-    def _decide(self, action: str, entry: SetAsideEntry, done: Decided) -> None:
+    def _obey(self, action: str, entry: SetAsideEntry, done: OnWord) -> None:
         log.warning("operator action=%s id=%s rows=%d", action, entry.id, entry.rows)
         word = OperatorWord(action, entry.id, entry.rows)
         act = partial(self._acts[entry.kind], entry, action == "drop", done)

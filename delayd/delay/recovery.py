@@ -352,7 +352,7 @@ def _load(site: Site, config: DelayConfig, found: Recovered) -> None:
         found.wheel.add_hour(hour)
         for rows in ordered:
             found.wheel.add_hour(hour, rows)
-    replayed.pending.settle(until, outcomes.quarantined)
+    replayed.pending.drop_loaded(until, outcomes.quarantined)
 
 
 def _without_doubtful(hour: int, ordered: list[PreparedRows], found: Recovered) -> list[PreparedRows]:

@@ -124,8 +124,8 @@ class Requests:
             RequestType.MEND_LIST: self._list_quarantine,
             RequestType.MEND: self._mend,
             RequestType.TARGETS: self._list_targets,
-            RequestType.TARGET_LOST: self._decide_target,
-            RequestType.TARGET_ACCEPT: self._decide_target,
+            RequestType.TARGET_LOST: self._obey_about_target,
+            RequestType.TARGET_ACCEPT: self._obey_about_target,
             RequestType.RELEASE_SLOTS: self._release_slots,
             RequestType.CANCEL: self._ask_rows,
             RequestType.GET: self._ask_rows,
@@ -163,9 +163,9 @@ class Requests:
 
     def _mend(self, peer: Peer, frame: Frame) -> None:
         id_, decision = read_decision(frame.head, self._core.memory.quarantine.listing())
-        decisions = self._core.repair.decisions
-        decide = decisions.drop if decision is Decision.GIVE_UP else decisions.release
-        decide(id_, lambda done, text: peer.answer(frame.request_id, decided_head(id_, done, text)))
+        words = self._core.repair.words
+        obey = words.drop if decision is Decision.GIVE_UP else words.release
+        obey(id_, lambda done, text: peer.answer(frame.request_id, decided_head(id_, done, text)))
 
     def _list_targets(self, peer: Peer, frame: Frame) -> None:
         behind = need_u64(frame.head, "after")
@@ -176,12 +176,12 @@ class Requests:
         log.warning("clock_trusted now_ms=%d", self._clock.now_ms())
         self._core.follow_clock(lambda: peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()}))
 
-    def _decide_target(self, peer: Peer, frame: Frame) -> None:
+    def _obey_about_target(self, peer: Peer, frame: Frame) -> None:
         """Carry out an operator's decision about a target; the answer goes out when it is durable."""
 
         targets = self._core.handoff.targets
-        decide = targets.lose if frame.type == RequestType.TARGET_LOST else targets.accept
-        decide(need_u64(frame.head, "log_id"), _tell(peer, frame, lambda told: (self._head(message=told), ())))
+        obey = targets.lose if frame.type == RequestType.TARGET_LOST else targets.accept
+        obey(need_u64(frame.head, "log_id"), _tell(peer, frame, lambda told: (self._head(message=told), ())))
 
     def _list_quotas(self, peer: Peer, frame: Frame) -> None:
         after, prefix = need_str(frame.head, "after"), need_str(frame.head, "prefix")

@@ -153,9 +153,9 @@ def due_within(deliver_at_ms: npt.NDArray[np.int64], hours: npt.NDArray[np.uint3
     return due.astype(np.int32)
 
 
-def without(rows: Rows, decided: Sequences) -> Rows:
-    """The rows whose sequences are not among ``decided``, which is sorted."""
-    return rows if not len(rows) else SequenceSet(decided, len(rows)).without(rows)
+def without(rows: Rows, ended: Sequences) -> Rows:
+    """The rows whose sequences are not among ``ended``, which is sorted."""
+    return rows if not len(rows) else SequenceSet(ended, len(rows)).without(rows)
 
 
 class Stored(NamedTuple):

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from delayd.delay.ending.keyed_sends import KeyedSends
 from delayd.delay.ending.message_requests import OpenCommit
-from delayd.delay.recovery import _Replay
+from delayd.delay.recovery import Replay
 from tests.worlds.patches import Bugs, Patch, changed
 
 
@@ -33,7 +33,7 @@ PLANTED: Bugs = {
     ],
     "C1: a moved message leaves its old row": [Patch(OpenCommit, "move", _unclaimed(OpenCommit.move))],
     "C1: a cancelled message is delivered": [Patch(OpenCommit, "cancel", _unclaimed(OpenCommit.cancel))],
-    "C3: a restart forgets which keys were taken": [Patch(_Replay, "_take_keys", lambda *_: None)],
+    "C3: a restart forgets which keys were taken": [Patch(Replay, "_take_keys", lambda *_: None)],
 }
 
 

@@ -297,7 +297,7 @@ def _release(world: World, id_: str) -> None:
     def hear(done: bool, text: str) -> None:
         told.append(done)
 
-    world.core.repair.decisions.release(id_, hear)
+    world.core.repair.words.release(id_, hear)
     world.settle()
     assert told == [True]
 

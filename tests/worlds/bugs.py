@@ -85,7 +85,7 @@ def _owe_nothing(*arguments: object) -> EndedRows:
 
 
 def _undo_nothing(self: Ledger) -> None:
-    self.settle(NO_ENDED)
+    self.end(NO_ENDED)
 
 
 def _nothing_has_left(self: Dispatcher, rows: Rows) -> NDArray[np.bool_]:
@@ -124,8 +124,8 @@ PLANTED_IN_CANCELS: Bugs = {
     "C1: rows of a durable decision are not noted": [
         Patch(
             Ledger,
-            "settle",
-            changed(Ledger.settle, "self._note(hour, pile.in_one())", "self._note(hour, NO_SEQUENCES)"),
+            "end",
+            changed(Ledger.end, "self._note(hour, pile.in_one())", "self._note(hour, NO_SEQUENCES)"),
         )
     ],
     "C1: a row that an earlier life may have sent is claimed": [Patch(Dispatcher, "may_have_left", _nothing_has_left)],

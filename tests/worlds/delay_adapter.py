@@ -35,7 +35,7 @@ from delayd.delay.filing.hour_table import (
 from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
-from delayd.delay.quarantine import Decided, SetAsideEntry, SetAsideKind
+from delayd.delay.quarantine import OnWord, SetAsideEntry, SetAsideKind
 from delayd.delay.requests import Requests
 from delayd.delay.rows import Stored
 from delayd.delay.timers.wheel import Wheel
@@ -318,13 +318,13 @@ class DelayAdapter:
         """Whether something is set aside under this name."""
         return self.core.memory.quarantine.find(set_aside) is not None
 
-    def drop(self, set_aside: str, told: Decided) -> None:
+    def drop(self, set_aside: str, told: OnWord) -> None:
         """An operator gives something up that is set aside."""
-        self.core.repair.decisions.drop(set_aside, told)
+        self.core.repair.words.drop(set_aside, told)
 
-    def release(self, set_aside: str, told: Decided) -> None:
+    def release(self, set_aside: str, told: OnWord) -> None:
         """An operator has something read again that is set aside."""
-        self.core.repair.decisions.release(set_aside, told)
+        self.core.repair.words.release(set_aside, told)
 
     def dropped_rows(self, hour: int) -> int:
         """Rows of an hour that an operator gave up and of which nothing else tells."""

@@ -214,10 +214,10 @@ class Retention:
         compared = (self._hours.get(hour), self._outcomes.ends.get(hour))
         if unsealed.sweeps == SWEEPS_UNTOLD and not unsealed.reason:
             rows = compared[0].rows
-            decided = compared[1].rows if compared[1] else 0
+            ended = compared[1].rows if compared[1] else 0
             log.warning(
                 "hour_waits hour=%s rows=%d without_outcome=%d held=%d",
-                *(hour_name(hour), rows, rows - decided, waiting),
+                *(hour_name(hour), rows, rows - ended, waiting),
             )
         asked = unsealed.compared != compared if not unsealed.reason else unsealed.sweeps >= unsealed.not_before
         # An outcome that is on its way to the file would change what a comparison reads.

@@ -62,7 +62,7 @@ from delayd.delay.filing.schedule_log import scan_groups
 from delayd.delay.intake import Intake
 from delayd.delay.kept_state import KeptState
 from delayd.delay.ledger.ledger import Ledger
-from delayd.delay.quarantine import Decided, Quarantine, SetAsideEntry, SetAsideKind
+from delayd.delay.quarantine import OnWord, Quarantine, SetAsideEntry, SetAsideKind
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.state_values import DROPPED_KEY, encode_dropped
 from delayd.errors import DamagedData, DataError, DiskFull
@@ -87,7 +87,7 @@ class Try(NamedTuple):
 
     entry: SetAsideEntry
     drops: bool
-    done: Decided
+    done: OnWord
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Mending:
             commit = partial(self._site.worker.submit, partial(self._site.state.commit, puts, []), _finished)
             self._outcomes.when_durable(commit)
 
-    def decide(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
+    def obey(self, entry: SetAsideEntry, drop: bool, done: OnWord) -> None:
         """Look at a thing now, by an operator's word; with ``drop`` it is given up if it is still damaged."""
         if self._begun:
             done(False, "the server is about to begin anew; say it again in a moment")

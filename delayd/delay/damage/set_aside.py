@@ -30,7 +30,7 @@ from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.window import lowest_offset, split_off
 from delayd.delay.producers import Producers
-from delayd.delay.quarantine import Decided, Quarantine, SetAsideEntry, SetAsideKind
+from delayd.delay.quarantine import OnWord, Quarantine, SetAsideEntry, SetAsideKind
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.state_values import TARGET_PREFIX
 from delayd.errors import DamagedData, DamagedValue, DataError, DiskFull, NewerFormat, Shortage, read_error
@@ -89,7 +89,7 @@ class HeldRows:
             for name in list(self._held):
                 self._retry(name)
 
-    def decide(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
+    def obey(self, entry: SetAsideEntry, drop: bool, done: OnWord) -> None:
         """Try the rows of an entry now, or declare them DEAD; ``done`` hears what came of it, once that is durable."""
         if not drop:
             before, error, left = self._count(entry.name), self._retry(entry.name), self._count(entry.name)
@@ -187,13 +187,13 @@ class LostValues:
             name = subject.decode("ascii")
             self._quarantine.put(SetAsideKind.TARGET, name, error, subject=name)
 
-    def release_target(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
+    def release_target(self, entry: SetAsideEntry, drop: bool, done: OnWord) -> None:
         """Let a subject go to the target that meta names."""
         subject = entry.name.encode("ascii")
         ask = partial(self._dispatcher.ask_meta, subject)
         self._give_up(entry, (TARGET_PREFIX + subject, None), ask, f"meta is asked where {entry.name} goes", done)
 
-    def release_producer(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
+    def release_producer(self, entry: SetAsideEntry, drop: bool, done: OnWord) -> None:
         """Take a producer's batches again."""
         producer_id = int(entry.name, 16)
         pair, go_on = self._producers.kept_of(producer_id), partial(self._producers.find_again, producer_id)
@@ -205,7 +205,7 @@ class LostValues:
         pair: tuple[bytes, bytes | None],
         go_on: Callable[[], None],
         told: str,
-        done: Decided,
+        done: OnWord,
     ) -> None:
         if self._quarantine.find(entry.id) is None:
             done(True, "it was released already")
@@ -283,7 +283,7 @@ class FileWatch:
         if not self._looking:
             self.look()
 
-    def decide(self, entry: SetAsideEntry, drop: bool, done: Decided) -> None:
+    def obey(self, entry: SetAsideEntry, drop: bool, done: OnWord) -> None:
         """Look at the next hours and at those that are set aside, by an operator's word."""
         self.look()
         done(True, "its files are looked at")

@@ -543,7 +543,7 @@ class OpenCommit:
             if request.leaver is not None and request.copied is not None:
                 assert request.copied.batch is not None, "rows were copied"
                 request.leaver.goes(request.copied.batch)
-        self._ledger.settle(self._rows)
+        self._ledger.end(self._rows)
         for each in tried_rows(self._rows, np.concatenate([NO_TRIED, *self._tried])):
             producers.tried(*each)
 

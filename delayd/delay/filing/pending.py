@@ -86,7 +86,7 @@ class PendingRows:
         else:
             self._counted.update(_by_hour(rows["hour"]))
 
-    def settle(self, loaded_until: int, withheld: Collection[int] = ()) -> None:
+    def drop_loaded(self, loaded_until: int, withheld: Collection[int] = ()) -> None:
         """Hours up to ``loaded_until`` are loaded now: drop their kept rows and only count them, except those of
         ``withheld`` hours.
         """

@@ -239,7 +239,7 @@ def read_batch(place: Callable[[int], tuple[str, int]], read: Callable[[int, int
     try:
         if len(data) >= HEADER.size:
             total_bytes = HEADER.unpack_from(data)[4]
-            # Bytes that are not a batch can claim any size.
+            # Bytes that are not a batch can say any size.
             if len(data) < total_bytes <= BYTES_MAX:
                 data = read(offset, total_bytes)
         batch = parse(data)

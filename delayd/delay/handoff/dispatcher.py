@@ -245,7 +245,7 @@ class Dispatcher:
     def drop(self, ended: NDArray[np.uint64]) -> None:
         """Drop rows that targets have named, wherever they wait; ``ended`` are all of them, sorted."""
         for link in self._order:
-            link.sender.settle(ended)
+            link.sender.leave_out(ended)
 
     def may_have_left(self, rows: Rows) -> NDArray[np.bool_]:
         """Which rows an earlier life of this server may have sent, to a target that has not answered since (rule

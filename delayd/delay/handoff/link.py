@@ -128,7 +128,7 @@ class Link:
         self._dial_again = shared.alarms.alarm(self.pump)  # While it is on, the target is not dialled.
         self._answer: list[Frame] = []
         self._answer_bytes = 0
-        self._settled: set[tuple[int, int]] = set()
+        self._recorded: set[tuple[int, int]] = set()
         self._closed = False
         if target in terms.refusers:
             self.ask_first()
@@ -259,7 +259,7 @@ class Link:
         self._accepts_origin = False
         # This must be durable: if a later life made the target forget again, it would send rows again that are in doubt
         # there by then.
-        self._refusers.settle(self.target, partial(self._forgotten, session))
+        self._refusers.forget(self.target, partial(self._forgotten, session))
 
     def _forgotten(self, session: int, refused: DelaydError | None) -> None:
         self._accepts_origin = refused is not None
@@ -353,13 +353,13 @@ class Link:
             if self._ends.unread and decided <= end_offset and self._ends.said(self.target) is not None:
                 # The offset is known again this way, even if nobody ever restores the dispatch log that named it.
                 self._ends.name(self.target, decided)
-            self._settle(session, window)
+            self._record(session, window)
 
     def _answered(self) -> None:
         """The target accepts this server."""
         self._fence.take_down(self._name)
         # If a full disk keeps the note in the state, the next start asks the target first; nothing worse happens.
-        self._refusers.settle(self.target, _nobody_waits)
+        self._refusers.forget(self.target, _nobody_waits)
 
     def _refused(self, why: HandoffRefused) -> None:
         """Stop speaking to the target, because the two sides do not fit, until an operator decides or the cause is
@@ -386,7 +386,7 @@ class Link:
         self.alarm = what
         self._end_session(DAMAGED_AGAIN_MS)
 
-    def _settle(self, session: int, window: list[InDoubt]) -> None:
+    def _record(self, session: int, window: list[InDoubt]) -> None:
         """Record the batches that the answer names. A batch that was sent and is not named has not arrived, and never
         will.
         """
@@ -408,9 +408,9 @@ class Link:
             if sent is not None and not sent.acknowledged:
                 self.sender.acknowledge(sent, offset, appended_at_ms)
             return
-        if self.sender.window.earlier_settled or (epoch, batch_id) in self._settled:
+        if self.sender.window.earlier_settled or (epoch, batch_id) in self._recorded:
             return
-        self._settled.add((epoch, batch_id))
+        self._recorded.add((epoch, batch_id))
         new = self._ledger.without_outcome(hour, sequences)
         if new.any():
             self._ends.name(self.target, offset)
@@ -435,7 +435,7 @@ class Link:
             return
         limited.info("target_ready", "target_ready target=%016x session=%d", self.target, session)
         self.sender.window.earlier_settled = True
-        self._settled.clear()
+        self._recorded.clear()
         self._retry_ms, self._away = RETRY_MS, ""
         self.phase = Phase.READY
         self.pump()

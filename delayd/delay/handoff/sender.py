@@ -116,8 +116,8 @@ class Sender:
         self._put_back = terms.hours.put_back
         self._fence = terms.fence
         self._hold = terms.hold
-        # Decided rows among those that wait; rows that are offered later were checked before.
-        self._decided = NO_SEQUENCES
+        # Rows with an outcome among those that wait; rows that are offered later were checked before.
+        self._left_out = NO_SEQUENCES
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
         self.later = ""  # Why the target puts off the rows that it is sent, as the log said it.
@@ -136,20 +136,20 @@ class Sender:
                     self._send(wire, session, current, refused.rows, refused)
         while self._has_freight() and now >= self._paused_until_ms and self._has_room():
             rows = self.waiting.take(self._config.frame_rows_max, self._config.frame_bytes_max)
-            rows = without(rows, self._decided)
+            rows = without(rows, self._left_out)
             if len(rows):
                 self._send(wire, session, current, rows, None)
-        if len(self._decided) and not len(self.waiting):
-            self._decided = NO_SEQUENCES
+        if len(self._left_out) and not len(self.waiting):
+            self._left_out = NO_SEQUENCES
         if self._refused or self._paused_until_ms:
             self._set_alarm()
 
-    def settle(self, decided: NDArray[np.uint64]) -> None:
+    def leave_out(self, ended: NDArray[np.uint64]) -> None:
         """Note that these rows, sorted, have an outcome. Those that wait are dropped when their turn comes, a frame at
         a time.
         """
         if len(self.waiting):
-            self._decided = decided
+            self._left_out = ended
 
     def _set_alarm(self) -> None:
         """Have `pump` called when something that was put off is to be tried again."""

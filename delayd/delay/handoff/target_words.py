@@ -288,17 +288,17 @@ class Refusers:
         """Forget a target that was given up."""
         self._accepted.pop(target, None)
 
-    def settle(self, target: int, settled: Stored) -> None:
-        """Forget a target that accepts this server again; ``settled`` is called when that is durable."""
+    def forget(self, target: int, forgotten: Stored) -> None:
+        """Forget a target that accepts this server again; ``forgotten`` is called when that is durable."""
         if target not in self._accepted:
-            settled(None)
+            forgotten(None)
             return
         accepted = self._accepted.pop(target)
 
         def stored(refused: DiskReserve | None) -> None:
             if refused is not None:
                 self._accepted.setdefault(target, accepted)
-            settled(refused)
+            forgotten(refused)
 
         self._commit([], [_key(REFUSER_PREFIX, target)], stored)
 

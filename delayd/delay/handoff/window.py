@@ -175,10 +175,10 @@ class WaitingRows:
         self.size_bytes -= sum(map(size_of, taken))
         return taken
 
-    def remove(self, decided: NDArray[np.uint64]) -> None:
-        """Drop rows whose sequences are among ``decided``, sorted."""
+    def remove(self, ended: NDArray[np.uint64]) -> None:
+        """Drop rows whose sequences are among ``ended``, sorted."""
         for part in self._clear():
-            self.add(without(part, decided))
+            self.add(without(part, ended))
 
     def parts(self) -> list[Rows]:
         """View the rows, in several arrays."""

@@ -21,7 +21,7 @@ the other way: then it is to be looked for anew. An example, with a cancel of ro
     read      the hour's schedule log has row 7           on the worker thread; meanwhile the hour may be loaded
     states    7 is still in no memory, and its hour is still not loaded: PENDING, and it may be claimed
     claim     7 is noted among the rows that the commit under way ends: the load waits for the commit
-    settle    the decision is durable: 7 is noted under its hour, and owed its outcome; the load leaves it out
+    end       the decision is durable: 7 is noted under its hour, and owed its outcome; the load leaves it out
 """
 
 from __future__ import annotations
@@ -150,15 +150,15 @@ class Ledger:
     def __init__(
         self,
         hours: Hours,
-        decided: dict[int, Sequences],
+        ended: dict[int, Sequences],
         outcomes: OutcomeLog,
         files: HourReader,
         quarantine: Quarantine,
     ) -> None:
-        """``decided``: the rows of each hour of which a start found outcomes, sorted."""
+        """``ended``: the rows of each hour that a start found ended, sorted."""
         self.owed = Owed(outcomes)
         self.hours = hours
-        self._ended = {hour: Pile(found) for hour, found in decided.items()}
+        self._ended = {hour: Pile(found) for hour, found in ended.items()}
         self._marked: set[int] = set()  # Hours of which rows have ended in this life, so that some may be in the wheel.
         self._named = NO_SEQUENCES  # Rows that windows have named, in any hour; sorted.
         self._naming: list[Sequences] = []  # Those of the answer that is being read.
@@ -259,7 +259,7 @@ class Ledger:
         """Which rows the commit that is under way ends."""
         return self._have(self._open, wanted.hours, wanted.sequences)
 
-    def settle(self, rows: EndedRows) -> None:
+    def end(self, rows: EndedRows) -> None:
         """The commit is durable: ``rows``, by rising sequence, are those that it has ended."""
         for hour, pile in self._open.items():
             self._note(hour, pile.in_one())

@@ -141,11 +141,11 @@ class AllCounted:
             self._new.append(rows)
             self._new_rows += rows.n
             if self._new_rows >= BLOCK_ROWS:
-                self._settle()
+                self._put_in_blocks()
 
     def remove(self, sequences: Sequences) -> CountedRows:
         """Take off those of these rows that are here; returns them. ``sequences`` rise."""
-        self._settle()
+        self._put_in_blocks()
         if not len(sequences):
             return NO_ROWS
         low, high = int(sequences[0]), int(sequences[-1])
@@ -156,12 +156,12 @@ class AllCounted:
 
     def forget(self, *numbers: int) -> None:
         """Forget the rows of subjects that are not counted any more."""
-        self._settle()
+        self._put_in_blocks()
         for block in self._blocks:
             block.take_off(np.flatnonzero(np.isin(block.rows.subjects, np.array(numbers, np.uint32))))
         self._compact()
 
-    def _settle(self) -> None:
+    def _put_in_blocks(self) -> None:
         """Put the rows that came last into blocks."""
         if self._new:
             new, self._new, self._new_rows = self._new, [], 0

@@ -82,14 +82,14 @@ def load_hour(
     log_id: int,
     hour: int,
     parts: Sequence[HourPart],
-    decided: NDArray[np.uint64] = NO_SEQUENCES,
+    ended: NDArray[np.uint64] = NO_SEQUENCES,
 ) -> LoadedHour:
-    """Read an hour, without the rows whose sequences are ``decided`` (sorted). Runs on the worker thread.
+    """Read an hour, without the rows whose sequences are ``ended`` (sorted). Runs on the worker thread.
 
     Bodies are not read here: a row's whole batch is verified before the row is handed over. Bytes that do not check are
     quarantined together with all that follows them in the file: ``damage`` says where first.
     """
-    subjects, has_outcome = Subjects(), SequenceSet(decided, sum([part.counted.rows for part in parts]))
+    subjects, has_outcome = Subjects(), SequenceSet(ended, sum([part.counted.rows for part in parts]))
     rows, damage = list[Rows](), None
     for part in parts:
         of_part, found = _load(scan_fronts(disk, folder, log_id, part), hour, has_outcome, subjects)
@@ -101,7 +101,7 @@ class FilesOfHour(NamedTuple):
     """What is filed of an hour, and which of its rows have an outcome: sequences that rise."""
 
     parts: tuple[HourPart, ...]
-    decided: NDArray[np.uint64]
+    ended: NDArray[np.uint64]
 
     @property
     def rows(self) -> int:
@@ -144,11 +144,11 @@ def order_run(
     run: LoadedRun,
     numbers: Sequence[NDArray[np.uint32]],
     kept: Sequence[Rows],
-    decided: Mapping[int, NDArray[np.uint64]],
+    ended: Mapping[int, NDArray[np.uint64]],
 ) -> Rows:
     """Put all rows of a run of hours that have passed into the order of their hours.
 
-    ``numbers`` are the server's numbers of the subjects of each loaded hour. Kept rows whose sequences are ``decided``
+    ``numbers`` are the server's numbers of the subjects of each loaded hour. Kept rows whose sequences are ``ended``
     are left out. Runs on the worker thread, and takes the loaded rows over.
     """
     parts: list[Rows] = []
@@ -157,10 +157,9 @@ def order_run(
         rows["subject"] = of_loaded.take(rows["subject"])
         parts.append(rows)
     rows = rows_of_hours(kept, run.hours)
-    for hour, sequences in decided.items():
-        ended = np.flatnonzero(rows["hour"] == np.uint32(hour))
-        ended = ended.compress(among(rows["sequence"].take(ended), sequences))
-        rows = np.delete(rows, ended)
+    for hour, sequences in ended.items():
+        of_hour = np.flatnonzero(rows["hour"] == np.uint32(hour))
+        rows = np.delete(rows, of_hour.compress(among(rows["sequence"].take(of_hour), sequences)))
     joined = join_rows([*parts, rows])
     return joined.take(np.argsort(joined["hour"], kind="stable"))
 
@@ -199,18 +198,18 @@ def _joined(parts: list[Rows]) -> Rows:
 
 
 def order_hour(
-    loaded: LoadedHour, numbers: NDArray[np.uint32], kept: Sequence[Rows], decided: NDArray[np.uint64]
+    loaded: LoadedHour, numbers: NDArray[np.uint32], kept: Sequence[Rows], ended: NDArray[np.uint64]
 ) -> list[PreparedRows]:
     """Order all rows of an hour for the wheel: those that were loaded, and the hour's rows among the ``kept`` ones.
 
-    ``numbers`` are the server's numbers of the loaded subjects. Kept rows whose sequences are ``decided`` are left out.
+    ``numbers`` are the server's numbers of the loaded subjects. Kept rows whose sequences are ``ended`` are left out.
     Runs on the worker thread, and takes the loaded rows over.
     """
     rows = loaded.prepared.rows
     # A server's first subjects mostly have the same numbers here and there, and a large hour is written for nothing.
     if len(rows) and not np.array_equal(numbers, np.arange(len(numbers))):
         rows["subject"] = numbers.take(rows["subject"])
-    return [loaded.prepared, prepare(without(rows_of_hour(kept, loaded.hour), decided))]
+    return [loaded.prepared, prepare(without(rows_of_hour(kept, loaded.hour), ended))]
 
 
 def _rows_of(stored: list[Stored], hour: int, subjects: Subjects) -> Rows:
