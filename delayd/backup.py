@@ -95,7 +95,7 @@ class Manifest:
     """A whole backup."""
 
     made_at_ms: int
-    version: str  # Of delayd.
+    version: str  # The one of delayd.
     at_one_instant: bool  # Whether the servers fit each other, so that nothing is lost or doubled between them.
     servers: tuple[Held, ...]
     damaged: tuple[str, ...]  # Sentences about files that did not check where they were copied from.
@@ -322,7 +322,7 @@ class ServerSource:
     cut_ms: int
     state: str  # Path of the file of the state: the server's own copy, or of a stopped server the file itself.
     checkpoint: str  # Path of the checkpoint file, or of the copy in the cut.
-    sizes: dict[str, int] | None  # Of a running server: the sizes of its cut, by path below the folder.
+    sizes: dict[str, int] | None  # The sizes of the cut of a running server, by path below the folder.
 
     @property
     def running(self) -> bool:

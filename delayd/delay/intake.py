@@ -253,7 +253,7 @@ class Intake(Committer[_Commit, Written]):
         self._tick = False
         self._skip = 0  # The next commit leaves this many sequences unused.
         self._jumped = False  # Whether this life has left sequences unused, durably.
-        self._jumps: list[Callable[[], None]] = []  # Who waits for that.
+        self._jumps: list[Callable[[], None]] = []  # They wait for that.
         # After an operator set the log's time back: the next group may be stamped with this instant, though the log is
         # ahead.
         self._set_back_ms: int | None = None

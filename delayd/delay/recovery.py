@@ -117,8 +117,8 @@ class Recovered:
 
     @property
     def quarantined_ends(self) -> dict[int, OutcomeEnd]:
-        """Of hours whose dispatch log is damaged, where the last checkpoint counts them: the next one goes on to name
-        what was durable there.
+        """The ends of damaged dispatch logs that the last checkpoint counts: the next one goes on to name what was
+        durable there.
         """
         return {hour: end for hour, end in self.kept.ends.items() if hour in self.outcomes.quarantined}
 

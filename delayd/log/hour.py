@@ -117,8 +117,8 @@ class NewPart(NamedTuple):
     target_offset: int = 0
     attempt: int = 1
     hashes: NDArray[np.uint64] | None = None  # One content hash a row; None where nobody has read the rows' contents.
-    # Of CANCELLED rows; `batch_id` and `target_appended_at_ms` then name the other row. Of DRAINED rows that row is at
-    # the delay server ``target_log_id``, and `target_appended_at_ms` is when that one accepted it.
+    # CANCELLED rows have a reason; `batch_id` and `target_appended_at_ms` then name the other row. The other row of a
+    # DRAINED one is at the delay server ``target_log_id``, which accepted it at `target_appended_at_ms`.
     reason: int = 0
 
     def stated_hashes(self) -> NDArray[np.uint64]:
@@ -277,10 +277,10 @@ ENDED = np.dtype(
         ("decided_at_ms", "<i8"),
         ("hour", "<u4"),  # Filing hour.
         ("reason", "u1"),
-        # Of a row that met another: how many hours after the hour of ``other_at_ms`` that one is filed, because it was
-        # due already when it was accepted: the lowest 8 bits here, 16 more in ``place``. 0 for all other rows.
+        # A row that met another says how many hours after the hour of ``other_at_ms`` that one is filed, because it was
+        # due already when it was accepted: the lowest 8 bits are here, 16 more in ``place``. All other rows have 0.
         ("late", "u1"),
-        ("place", "<u2"),  # Of a DRAINED row: which row of that batch it is. Else 0, but for rows that met another.
+        ("place", "<u2"),  # A DRAINED row says which row of that batch it is; else 0, but for rows that met another.
     ]
 )
 ENDED_BYTES = 48

@@ -87,11 +87,11 @@ def decode_entries(batch: Batch) -> list[PullEntry]:
 class RetryRow(NamedTuple):
     """Neighbouring messages of one stored batch that live on in the same way."""
 
-    incarnation: int  # Of the pull that gave them out.
+    incarnation: int  # The pull that gave them out has it.
     pull_first: int
     consume_first: int
     covered: int
-    attempt: int  # Of that pull: how often this life of the message was handed to a handler.
+    attempt: int  # That pull says how often this life of the message was handed to a handler.
     due_ms: int  # When it is due again; of a dead letter, until when it is kept.
     reason: str  # Why it is a dead letter; empty: it is none.
     error: str  # What its last handler said.

@@ -192,7 +192,7 @@ CONNECTIONS_MAX = 4096  # Connections of one server, and at most half of the ope
 CONNECTIONS_MIN = 16
 # 512 that a checkpoint holds open, 96 others that were used last, and those of the state and the process itself.
 FILES_KEPT_MIN = 640
-# As many descriptors are left for files as for connections, and then they are never short.
+# Files have as many descriptors as connections, and then they are never short.
 FILES_MIN = 2 * CONNECTIONS_MAX
 
 

@@ -25,7 +25,7 @@ HIGH_BYTES = 1 << 20  # Above this an end is told that the other one does not ta
 TURN_BYTES = 4 << 20  # An end takes so many bytes in one turn of its loop.
 
 _numbers = itertools.count(1)
-_hosts: set[str] = set()  # Of owners that are open. An owner that opens again draws another host.
+_hosts: set[str] = set()  # The owners that are open. An owner that opens again draws another host.
 _listeners: dict[tuple[str, int], Listener] = {}
 _lock = threading.Lock()
 

@@ -123,7 +123,7 @@ class Mending:
         self._known_ends = aside.known_ends
         self._below = aside.below
         self._intake = intake
-        self.sealing: Retention | None = None  # Who seals hours.
+        self.sealing: Retention | None = None  # It seals hours.
         self._begin_anew = begin_anew
         site.alarms.every(DAMAGED_AGAIN_MS, self._look_at_aside)
         self._waiting: list[Try] = []

@@ -68,7 +68,7 @@ _LABELS = (ColumnId.KEY_END, ColumnId.TAGS_END)
 
 def by_batch(hours: NDArray[np.integer], locations: Locations, rows_max: int = sys.maxsize) -> list[Indices]:
     """The first ``rows_max`` rows, in an array for each source batch, in the order of the logs."""
-    # Of the message log a location names the batch alone, of schedule logs together with the hour.
+    # A location in the message log names the batch alone, one in a schedule log together with the hour.
     logs = np.where(locations < np.uint64(SCHEDULE_BIT), 0, hours)
     order = np.lexsort((locations, logs))[:rows_max]
     batches, logs = locations.take(order) >> np.uint64(ROW_BITS), logs.take(order)
@@ -101,7 +101,7 @@ class Leave(NamedTuple):
     ``every`` row.
     """
 
-    part: ProducerPart  # Of the batch in which they go.
+    part: ProducerPart  # The batch in which they go has it.
     slots: SlotSet | None = None
     every: bool = False
 

@@ -97,7 +97,7 @@ class _Aside(NamedTuple):
     """A batch that waits until rows that it met are decided."""
 
     batch: Batch
-    hashes: list[int]  # Of its names.
+    hashes: list[int]  # One for each of its names.
     met: Rows  # Rows that are in flight; none when it waits for another batch only.
     until_ms: int  # Monotonic: then it is decided in any case.
 
@@ -117,7 +117,7 @@ class KeyedSends:
         self._worker = site.worker
         self._clock = site.clock
         self._aside: list[_Aside] = []  # In the order of their arrival.
-        self._aside_hashes: set[int] = set()  # Of their names.
+        self._aside_hashes: set[int] = set()  # One for each of their names.
         self._awaited: set[int] = set()  # Rows in flight that they have met.
         # By producer and number, of batches that are looked up again: until when they may be set aside.
         self._waits_until: dict[tuple[int, int], int] = {}
@@ -367,7 +367,7 @@ class KeyedSends:
 
         ``order`` puts rows of one name one behind the other, as they were sent; ``starts`` says where a name begins.
         """
-        # Of each name: the row that has it so far.
+        # The row that has each name so far.
         holders = rows.found.rows.take(order.take(starts))
         wanted = _wanted(holders)
         held = np.flatnonzero(holders["sequence"] != 0)
@@ -401,7 +401,7 @@ class KeyedSends:
         # Rows that take no key end at once; rows that are replaced end, too.
         mine = rows.rows.take(order)
         reason = np.where(policy == KEEP, Reason.KEPT, Reason.REJECTED)
-        # Of a row in flight nobody can say that it stands for a new one: a consumer may have it already.
+        # Nobody can say of a row in flight that it stands for a new one: a consumer may have it already.
         reason[flying & (policy != REJECT)] = Reason.IN_FLIGHT
         none = _ended(mine[~took], reason[~took], met[~took])
         note_hours_of_others(none, met["hour"][~took])

@@ -65,7 +65,7 @@ class MessageRequests:
         self._worker = worker
         self._queue: deque[Requested] = deque()
         self._overdue: deque[Requested] = deque()  # Requests that come before the keyed sends of the next commit.
-        self._rows = 0  # Of all requests that are not answered.
+        self._rows = 0  # All requests that are not answered have so many.
         self._commit: OpenCommit | None = None
         self._durable: list[OpenCommit] = []
         self._copies = 0  # Under way, or waiting for their commit.
@@ -424,7 +424,7 @@ class MovedByCommit(NamedTuple):
     """A request of which rows are moved by a commit."""
 
     request: Requested
-    base_sequence: int  # Of the rows that take their place.
+    base_sequence: int  # The first of the rows that take their place.
 
 
 class OpenCommit:
@@ -435,7 +435,7 @@ class OpenCommit:
         self.answers: list[tuple[Requested, AnswerRows]] = []
         self.moves: list[MovedByCommit] = []
         self._ledger = ledger
-        self._next_sequence = group.next_sequence  # Of the next row that is moved.
+        self._next_sequence = group.next_sequence  # The next row that is moved gets it.
         self._parts: list[EndedRows] = []  # Each rises in sequence.
         self._rows: EndedRows = NO_ENDED  # All of them, once the commit is closed.
         self._moved_now = Pile()
@@ -497,7 +497,7 @@ class OpenCommit:
         else:
             ended["other"], ended["other_at_ms"], ended["place"] = leaver.to, batch.producer.producer_id, rising
         self._moved_now.add(ended["sequence"].copy())
-        # Of a move by receipt the first row of the batch is noted: the others come after it.
+        # A move by receipt notes the first row of the batch: the others come after it.
         self._note_tries(request, copied.rows[:1] if isinstance(request.tries, MoveTry) else chosen)
         return True
 

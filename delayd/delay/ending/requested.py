@@ -151,7 +151,7 @@ class Requested:
     def __init__(self, whole: Whole, subjects: Subjects) -> None:
         count = len(whole.asked.sequences)
         self.wish, self.reply, self.named, self.tries = whole.wish, whole.reply, whole.named, whole.tries
-        self.asked = whole.asked  # Of a moved message the newest row that is known so far.
+        self.asked = whole.asked  # A moved message has the newest row that is known so far.
         self.told, self.done, self.stay, self._pinned = np.zeros((4, count), np.bool_)
         # ``told``: rows that this server has followed. ``done``: rows that were moved, or stay for now. ``stay``: the
         # latter, which can't be read or are not among those that leave. ``_pinned``: an earlier try has ended a row, so

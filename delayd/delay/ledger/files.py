@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 ROW_BYTES = 28
 REMEMBERED_BYTES_MAX = 96 << 20  # Rows of far hours that stay in memory, ROW_BYTES each: more than three million.
 AT_HAND_ROWS_MAX = 1_024  # The loop looks so many up in what is remembered, in some 50 us for each hour.
-OUTCOMES_BYTES_MAX = 48 << 20  # Of rows of all hours that have outcomes: four million.
+OUTCOMES_BYTES_MAX = 48 << 20  # Four million rows with outcomes, of all hours, take this much.
 
 
 class HourPlace(NamedTuple):
@@ -54,7 +54,7 @@ class LookedUp(NamedTuple):
 
     answers: AnswerRows  # State UNKNOWN where no outcome is found.
     filed: NDArray[np.bool_]  # Rows that stand in the schedule log of an hour that is not loaded.
-    locations: Locations  # Of these rows.
+    locations: Locations  # The places of these rows.
     unread: NDArray[np.bool_]  # Rows of hours whose files could not be read.
 
 
@@ -146,8 +146,8 @@ class HourReader:
         told["decided_at_ms"] = parts["claimed_at_ms"]
         told["target_log_id"] = parts["target_log_id"]
         told["target_offset"] = parts["target_offset"]
-        # Of CANCELLED rows these two fields name another row. Of DRAINED ones that row is at another delay server, due
-        # at the same instant, and the second field says when it was accepted there.
+        # These two fields of CANCELLED rows name another row. That of a DRAINED one is at another delay server, due at
+        # the same instant, and the second field says when it was accepted there.
         drained = cancelled & (parts["reason"] == Reason.DRAINED)
         told["target_appended_at_ms"] = np.where(cancelled & ~drained, 0, parts["target_appended_at_ms"])
         told["other"] = outcomes.others(rows)
@@ -261,7 +261,7 @@ class HourOutcomes:
     def __init__(self) -> None:
         self.end = 0
         self._last = 0  # Offset of the last group below ``end``.
-        self._crc32c = 0  # Of that group.
+        self._crc32c = 0  # That group ends with it.
         self._starts: list[int] = []  # Offsets of the blocks.
         self._parts: list[_Part] = []
 

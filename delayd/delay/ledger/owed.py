@@ -123,7 +123,7 @@ class Owed:
         self._waiting: list[tuple[int, int, _Decision]] = []  # A heap of the nearest hours of decisions.
         self._numbers = count()
         self._writing: dict[int, int] = {}  # By hour: how many of its parts are being written.
-        self._parts = 0  # Of all hours.
+        self._parts = 0  # All hours together.
 
     def __len__(self) -> int:
         return self._rows

@@ -123,7 +123,7 @@ class Wanted:
         return self.own(rows, at.compress(same), found.compress(same))
 
     def own(self, rows: Rows, at: Indices, found: Indices) -> tuple[Indices, Indices]:
-        """Of rows that were found ``at`` places, and are the wanted rows ``found``, those of the wanted subject."""
+        """Keep those of the wanted subject, of rows that were found ``at`` places and are the wanted rows ``found``."""
         if self.of_subject is None or not len(at):
             return at, found
         kept = self.of_subject.keep(rows["subject"].take(at))

@@ -173,7 +173,7 @@ class Profile:
         best, highest = (0, 0), 0
         first_hour = second // HOUR_S
         first_day = first_hour // DAY_HOURS
-        # Of the first hour and day only a part is asked for; later days are compared as a whole.
+        # Only a part of the first hour and day is asked for; later days are compared as a whole.
         for number in range(first_hour, (first_day + 1) * DAY_HOURS):
             hour = self._hour(number)
             if hour is not None and hour.highest > highest:
@@ -328,9 +328,9 @@ class Given:
     """The instants that were given out and not used yet."""
 
     def __init__(self) -> None:
-        self._profile = Profile()  # Of all buckets.
+        self._profile = Profile()  # All buckets together.
         self._buckets: deque[_Bucket] = deque()
-        self.count = 0  # Of all buckets.
+        self.count = 0  # All buckets together.
 
     def add(self, seconds: Seconds, now_ms: int) -> None:
         """Instants in these seconds were given out; ``now_ms`` is monotonic."""
