@@ -237,7 +237,13 @@ def _owe(replayed: Replay, ended: dict[int, NDArray[np.uint64]]) -> EndedRows:
 
 
 class Replay:
-    """Replay of the message log above the checkpoint, group by group (rule P1: replay decides nothing)."""
+    """Replay of the message log above the checkpoint, group by group (rule P1: replay decides nothing).
+
+    An example: the checkpoint says that the next sequence is 7. Behind it stand a group with the messages 7, 8 and 9;
+    a control record, which says that the target of their subject is T; and a group with message 10, and with the
+    record that a cancel has ended 8. Then 7 to 10 are pending, the next sequence is 11, the next checkpoint owes T to
+    the state, and 8 is ended: it is owed its outcome, and is not loaded.
+    """
 
     def __init__(self, kept: KeptState, clock: Clock) -> None:
         self.kept = kept

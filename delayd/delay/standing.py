@@ -4,7 +4,11 @@ now, since when everything has an outcome, and whether it holds nothing any more
 Two of these words others rely on. A checkpoint publishes the *settled* instant, before which everything that fell due
 has an outcome (rule S7), and what holds it up. With it the audit can tell a message that still waits from one that was
 forgotten: a row that is held anywhere in this server keeps the instant below the row's due time, but a forgotten row
-does not. And a server that has said that it holds nothing may leave the cluster for good (docs/drain.md): it takes
+does not. An example: it is 10:00:10. Messages due at 10:00:03 and 10:00:05 wait for the targets A and B, and the
+wheel's next one is due at 10:00:12. The settled instant is 10:00:10; that of A is 10:00:03, that of B 10:00:05. A
+message due at 10:00:04 whose subject has no target yet takes that of the server back to 10:00:04.
+
+The other word: a server that has said that it holds nothing may leave the cluster for good (docs/drain.md): it takes
 nothing new until an operator takes it back.
 """
 

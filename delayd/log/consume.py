@@ -3,6 +3,9 @@
 It is derived from the message log and written at checkpoints only: entries that no checkpoint names don't count.
 Entries stand in pages. The checksum of a page also covers the page's log, subject and place, so a reader finds out when
 a page is damaged or belongs elsewhere; then the log is rebuilt (rule L9).
+
+An example: the entry of consume sequence 1,049,600 is number 1,024 of the segment that begins at 1,048,576. That is the
+first one of page 2, at byte 64 + 2 * 4,104 = 8,272 of the file.
 """
 
 import struct

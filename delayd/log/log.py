@@ -5,6 +5,11 @@ replaces or cuts under a running server, and tries files again that a start left
 reads a removed file to its end, so nothing is lost until the process ends: a server keeps the file open that it appends
 to, and the ones that it used last (`delayd.open_files`). New groups go to another file, and the server is told, so that
 it can write elsewhere what the file held.
+
+An example, with segments of 1,000 bytes. Groups of 600 bytes are appended at the offsets 0 and 600: the segment had
+room when the second one came, and ends at 1,200. The third one rolls to ``00000000000000001200.log``. Its byte at the
+offset 1,300 is byte 164 of that file, behind a header of 64. The first segment is removed once nobody needs an offset
+below 1,200.
 """
 
 from __future__ import annotations

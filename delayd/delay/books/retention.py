@@ -2,6 +2,10 @@
 
 The order matters. To seal: the seal is durable, then the state calls the hour sealed. To delete: the published table
 calls the hour removed, then its files are removed. Files are read and removed on the worker thread.
+
+An hour is compared when one of its two logs has changed since, and nothing of it is in memory. When the comparison
+names a reason for an operator, it is repeated after ever more sweeps: one that fails in sweep 3 is repeated in the
+sweeps 4, 6, 10 and 18, and so on, until an hour lies between two of them.
 """
 
 import logging

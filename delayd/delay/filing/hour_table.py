@@ -182,7 +182,9 @@ class FiledHours:
 
 
 def merge_hours(rows: HourRows, newer: HourRows) -> HourRows:
-    """Copy two tables into one, by rising hour; where both have an hour, the newer row counts."""
+    """Copy two tables into one, by rising hour; where both have an hour, the newer row counts: the hours 5, 6 and 9 and
+    the newer ones 6 and 7 make 5, 6 as it is newer, 7 and 9.
+    """
     places = newer["hour"].searchsorted(rows["hour"])
     kept = np.flatnonzero(newer["hour"].searchsorted(rows["hour"], "right") == places)
     opaque = np.insert(newer.view(OPAQUE_ROW), places.take(kept), rows.view(OPAQUE_ROW).take(kept))

@@ -3,6 +3,10 @@
 Rows of hours that are not loaded yet stand here until the next checkpoint, because the loader takes them from here.
 Rows of loaded hours are in the wheel, and only counted here. The checkpoint reads the log again and needs none of these
 rows.
+
+An example, with blocks of four rows. Rows 1 to 5 are of hour 20, which is not loaded, so they are kept: 1 2 3 4 | 5. A
+checkpoint begins and takes these five. Rows 6 and 7 of hour 21 come: 1 2 3 4 | 5 6 7. Row 8 is of a loaded hour and is
+only counted. The checkpoint is counted, and drops what it took: 6 7 are left, and 8 in the count.
 """
 
 from collections import Counter

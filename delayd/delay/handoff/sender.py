@@ -273,6 +273,9 @@ class Sender:
         wait for more.
 
         Each frame has a cost on both sides, so under load the target's answers set the pace, as in Nagle's RFC 896.
+        An example, with frames of at most 8,000 rows: one row falls due, and leaves at once. While its answer is under
+        way 500 more fall due, and wait; with the answer they leave in one frame. Of a herd of 30,000 the first 8,000
+        leave at once, and the others need not wait: as long as 2,000 are left, frames leave while there is room.
         """
         waiting = self.waiting
         if not self.frames_in_flight:

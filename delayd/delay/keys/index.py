@@ -8,7 +8,9 @@ decides by it.
 2. A checkpoint takes the parts up to its replay offset with `freeze`, writes them as one run on the worker thread, and
    names all runs in its transaction. Then `counted` puts the run in the place of the parts.
 3. When the newest runs are together larger than half of the next older one, they are merged beside the loop. The next
-   checkpoint names the merged run; then the old files are removed.
+   checkpoint names the merged run; then the old files are removed. An example: runs of 1,000, 100, 30 and 15 entries
+   stay apart. With 25 in place of 15 the last one is larger than half of 30, and both together than half of 100, but
+   these 155 are not larger than half of 1,000: the last three become one run.
 
 While the index is not whole, nothing leaves memory: a checkpoint only notes in the state that the index must be made
 again. `rebuild` makes new runs from the logs, and `rebuilt` takes them.

@@ -95,7 +95,11 @@ class Entries:
         return replace(self, names=self.names.packed())
 
     def find(self, asked: AskedNames, found: Newest) -> None:
-        """Note the newest entry of each name that has one here."""
+        """Note the newest entry of each name that has one here.
+
+        An example: the names a and b have one hash. Of a there are the rows 1 and 5, of b row 2, so the entries of this
+        hash are a 1, b 2, a 5. The search stops at a 5. That is the answer for a; b goes one back, and finds b 2.
+        """
         places = self.hashes.searchsorted(asked.hashes, "right") - 1
         rows = np.flatnonzero(places >= 0)
         # The newest entry of a hash stands last. Only names that share a hash take a second round.

@@ -256,7 +256,13 @@ class _Part:
 
 
 class HourOutcomes:
-    """What is known of one hour's dispatch log, up to the offset ``end``."""
+    """What is known of one hour's dispatch log, up to the offset ``end``.
+
+    It knows of each row with an outcome in which block of the file that stands, and nothing else. An example: groups
+    begin at the offsets 0, 2,000 and 4,200, and the last one ends at 5,000. The first two are block 0; the third lies
+    4,096 bytes or more behind the begin of that block, so it is block 1. To find the outcome of a row of block 1, the
+    bytes from 4,200 to 5,000 are read and checked.
+    """
 
     def __init__(self) -> None:
         self.end = 0

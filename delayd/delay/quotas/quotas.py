@@ -7,6 +7,10 @@ Invariant: a quota counts from the moment at which it is durable, and a subject 
 
 For the loop alone. While a counting reads the logs, the loop goes on to count what comes and what ends: rows are told
 apart by their sequences, so nothing counts twice.
+
+An example, with a quota of 10 pending messages of which 6 are pending. Batch A has 3 rows: it is admitted, and 9 count
+from now on. Batch B has 2 rows: its second row is over the quota, so all of B is refused, and nothing of it counts. The
+disk is full, and A is refused after all: 6 count again. B is sent again, and 8 count.
 """
 
 import logging
@@ -659,7 +663,12 @@ def _fits(tally: SubjectTally, share: _Share) -> bool:
 
 
 def _judge(tally: SubjectTally, share: _Share) -> tuple[NDArray[np.bool_], str]:
-    """Which rows the quota takes, and the limit that refuses the first of the others."""
+    """Which rows the quota takes, and the limit that refuses the first of the others.
+
+    An example: at most 2 a second and 10 pending are allowed; 8 are pending, one of them in second 60. Of four rows in
+    the seconds 60, 60, 70 and 71 the first is taken. The second would be the third of its second. The third row is
+    taken and makes 10, so the fourth is over the pending ones. The answer names ``per_second``, which was first.
+    """
     limits, count = tally.limits, len(share.rows)
     taken = np.ones(count, np.bool_)
     refused_by = np.zeros(count, np.uint8)

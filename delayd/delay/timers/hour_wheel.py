@@ -11,6 +11,14 @@ one, and its sort the last step.
 Ready rows are sorted runs, and rows are taken from the front of each. Late rows arrive when their slot is open already:
 they wait unsorted until the next take, and are then merged into runs that double in size (a log-structured merge), so
 that one late row costs little however many rows stand ready.
+
+An example, in ms after the start of an hour. Rows due at 300, 100 and 7,000 are loaded:
+
+1. `prepare` makes a run of them: slot 0 has 300 and 100, as they came, and slot 14 has 7,000.
+2. At -50 slot 0 is opened, before its time: 100 and 300 stand ready, in this order.
+3. At 200 the row due at 100 is taken. One that is due at 150 comes: its slot is open, so it is late, and waits
+   unsorted. One that is due at 7,400 goes to the tail.
+4. At 350 the late row is merged, and 150 and 300 are taken. Nothing happens until 6,950, when slot 14 is opened.
 """
 
 from __future__ import annotations

@@ -9,6 +9,11 @@ far as the last checkpoint counted it, above it from the pending rows. A load ma
 checkpoint is counted before the load is attached, the load is done again. No other checkpoint begins meanwhile, so this
 happens once at most.
 
+An example, with loads ten minutes ahead. Message 1 of the hour from 16:00 is filed, message 2 came after the last
+checkpoint. At 15:50 the worker reads row 1 from the schedule log. Row 2 is among the pending rows, and both are put in
+order beside the loop. Message 3 comes meanwhile; its hour is not loaded, so its row is kept with the pending ones, and
+goes into the wheel when the hour is attached. Had a checkpoint filed 2 and 3 in between, all would be read again.
+
      what is due ──▶ read the schedule logs ──▶ number their subjects ──▶ order the rows ──▶ attach
                      (worker thread)            (loop)                    (worker thread)    (loop)
 """
