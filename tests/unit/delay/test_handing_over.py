@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from delayd.batch.batch import Batch
 from delayd.config import DelayConfig
 from delayd.errors import BadArgument, BatchMalformed, DiskReserve, DispatchRefused, UnknownServer
 from delayd.testing.clock import START_MS
+from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import ANSWER, Frame, Head
 from delayd.wire.requests import RequestType
@@ -194,6 +197,21 @@ def test_a_full_disk_with_refused_rows_does_not_spin() -> None:
         world.clock.advance(max(1, world.idle_ms()))
         world.settle()
     assert sum(nap <= 0 for nap in naps) <= 2, naps
+
+
+def test_a_full_disk_of_outcomes_is_told_with_the_error_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world = World()
+    world.send(wanted(1, 2_000, "m"))
+    world.pass_ms(500)
+    world.disk.capacity_bytes = world.disk.used_bytes
+    world.pass_ms(5_000)
+    (told,) = (line for line in caplog.messages if line.startswith("dispatch_logs_full"))
+    assert told.startswith("dispatch_logs_full hours=1 reason='no space is left for ")
+    assert os.strerror(errno.ENOSPC) in told and "free some or move the directory to a larger disk" in told
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    world.pass_ms(5_000)
+    assert caplog.messages[-1].startswith("dispatch_logs_full hours=0")
 
 
 # Silence and absence.
