@@ -29,10 +29,12 @@ def messages(
     subjects: Sequence[bytes] = (SUBJECT,),
     subject_of: Sequence[int] | None = None,
     sequences: Sequence[int] | None = None,
+    ordering: Sequence[int] | None = None,
+    hashes: Sequence[int] | None = None,
     kind: BatchKind = BatchKind.PRODUCER,
     part: KindPart = PRODUCER,
 ) -> bytes:
-    """Encode one batch of messages."""
+    """Encode one batch of messages; ``ordering`` has the hashes of ordering keys, ``hashes`` those of contents."""
     heap: list[Buffer] = [encode_subject_table(subjects)]
     begin = len(heap[0])
     columns: list[tuple[ColumnId, ColumnArray]] = [
@@ -59,10 +61,13 @@ def messages(
             columns.append((column, ends))
             heap.append(data)
             begin += len(data)
+    if ordering is not None:
+        columns.append((ColumnId.ORDERING_KEY_HASH, np.array(ordering, np.uint64)))
     if kind is BatchKind.SCHEDULE:
         rows = range(len(bodies))
         names = [subjects[0 if subject_of is None else subject_of[row]] for row in rows]
         hashes = [content_hash(names[row], b"" if headers is None else headers[row], bodies[row]) for row in rows]
+    if hashes is not None:
         columns.append((ColumnId.CONTENT_HASH, np.array(hashes, np.uint64)))
     columns.sort(key=itemgetter(0))
     return encode(kind, part, len(bodies), columns, heap, len(subjects))

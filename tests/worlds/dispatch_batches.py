@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from delayd.batch.batch import Batch, encode, encode_subject_table, lay_out, parse
-from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart
+from delayd.batch.batch import Batch, parse
+from delayd.batch.columns import BatchKind, DispatchPart
+from delayd.batch.content import content_hash
 from delayd.hours import hour_of_ms
+from tests import batches
+from tests.batches import messages
 
 ORIGIN = 0xD31A
 DUE_MS = 1_800_000_000_000
@@ -28,20 +29,46 @@ def dispatch_batch(
     """One batch; sequences count up from ``first_sequence``, by default 1,000 times the batch id. ``ordering`` has the
     hashes of ordering keys.
     """
-    table = encode_subject_table([subject.encode()])
-    header_ends, packed = lay_out(headers, len(table))
-    packed += bytes(-len(packed) & 7)
-    ends, heap = lay_out(bodies, len(table) + len(packed))
     first = 1000 * batch_id if first_sequence is None else first_sequence
-    columns: list[tuple[ColumnId, ColumnArray]] = [
-        (ColumnId.DELIVER_AT_MS, np.full(len(bodies), DUE_MS, np.int64)),
-        (ColumnId.SEQUENCE, np.arange(first, first + len(bodies), dtype=np.uint64)),
-        *([(ColumnId.HEADERS_END, header_ends.astype(np.uint32))] if headers else []),
-        (ColumnId.BODY_END, ends.astype(np.uint32)),
-        *([(ColumnId.ORDERING_KEY_HASH, np.array(ordering, np.uint64))] if ordering else []),
-    ]
-    part = DispatchPart(origin, epoch, batch_id, *w, claimed_at_ms, hour_of_ms(DUE_MS))
-    return encode(BatchKind.DISPATCH, part, len(bodies), columns, [table, packed, heap, bytes(-len(heap) & 7)], 1)
+    return messages(
+        bodies,
+        due=[DUE_MS] * len(bodies),
+        headers=headers or None,
+        subjects=[subject.encode()],
+        sequences=range(first, first + len(bodies)),
+        ordering=ordering or None,
+        kind=BatchKind.DISPATCH,
+        part=DispatchPart(origin, epoch, batch_id, *w, claimed_at_ms, hour_of_ms(DUE_MS)),
+    )
+
+
+Row = tuple[int, int, bytes, bytes, int]
+"""Sequence, due instant, headers, body, and the hash of its content; a hash of -1: the right one."""
+
+
+def hashed_batch(
+    subject: bytes,
+    rows: Sequence[Row],
+    origin: int = 1,
+    hour: int = 500_000,
+    *,
+    headers: bool = False,
+    tags: bool = False,
+    batch_id: int = 1,
+    w: tuple[int, int] = (0, 0),
+) -> bytes:
+    """One batch of any rows, with hashes that are right or wrong; with ``tags`` every other row has one."""
+    return messages(
+        [row[3] for row in rows],
+        due=[row[1] for row in rows],
+        headers=[row[2] for row in rows] if headers else None,
+        tags=[["even"][row[0] & 1 :] for row in rows] if tags else None,
+        subjects=[subject],
+        sequences=[row[0] for row in rows],
+        hashes=[content_hash(subject, row[2], row[3]) if row[4] == -1 else row[4] for row in rows],
+        kind=BatchKind.DISPATCH,
+        part=DispatchPart(origin, 1, batch_id, *w, 5, hour),
+    )
 
 
 def split(body: memoryview | bytes) -> list[Batch]:
@@ -58,8 +85,4 @@ def split(body: memoryview | bytes) -> list[Batch]:
 
 def bodies_of(body: memoryview | bytes) -> list[bytes]:
     """All message bodies of a body, in order."""
-    found: list[bytes] = []
-    for batch in split(body):
-        starts, ends = batch.region(ColumnId.BODY_END)
-        found.extend(bytes(batch.heap[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
-    return found
+    return [each for batch in split(body) for each in batches.bodies_of(batch)]

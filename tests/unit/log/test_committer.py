@@ -8,21 +8,20 @@ from delayd.errors import DiskFull, ServerStopped, Shortage, SyncFailed
 from delayd.log.committer import Committer
 from delayd.machine.executor import Executor
 from delayd.testing.clock import SimClock
-from delayd.testing.executor import StepExecutor
-from tests.worlds.executor import InlineExecutor
+from delayd.testing.executor import InlineExecutor, StepExecutor
 
 
 class Letters(Committer[str, str]):
     """A log of letters: a group is at most two of them; ``fails`` is what the next write raises."""
 
-    def __init__(self, thread: Executor, *, refuses: bool = False) -> None:
+    def __init__(self, thread: Executor, *, refuses: bool = False, answers: dict[str, str] | None = None) -> None:
         super().__init__("log of letters", thread, SimClock())
         self.waiting = ""
         self.fails: Exception | None = None
         self.on_disk: list[str] = []
         self.told: list[str] = []
         self.done: list[str] = []  # The same, when all of it was told.
-        self.answers: dict[str, str] = {}
+        self.answers = answers or {}  # What is put when a group is told.
         self.refuses = refuses
         self.errors: list[BaseException] = []
         self.on_failure = self.errors.append
@@ -53,56 +52,37 @@ class Letters(Committer[str, str]):
         return None if self.refuses else group
 
 
-def test_what_arrives_while_the_disk_is_busy_becomes_the_next_groups() -> None:
+def test_what_arrives_while_the_disk_is_busy_becomes_the_next_groups_and_the_disk_never_waits_for_who_is_told() -> None:
     thread = StepExecutor()
-    letters = Letters(thread)
-    letters.put("a")
-    letters.put("b")
-    letters.put("cd")
+    letters = Letters(thread, answers={"a": "d"})
+    for each in "abc":
+        letters.put(each)
     assert (thread.waiting, letters.told, letters.idle) == (1, [], False)
+    thread.step()
+    assert (letters.told, thread.waiting) == (["A"], 1), "the disk has the next group before this one is told"
     thread.run_all()
     assert letters.on_disk == ["a", "bc", "d"] and letters.told == ["A", "BC", "D"] and letters.idle
 
 
-def test_the_disk_gets_the_next_group_before_this_one_is_told() -> None:
-    thread = StepExecutor()
-    letters = Letters(thread)
-    letters.put("a")
-    letters.put("b")
-    letters.answers["a"] = "c"
-    thread.step()
-    assert (letters.told, thread.waiting) == (["A"], 1)
-    thread.run_all()
-    assert letters.on_disk == ["a", "b", "c"] and letters.told == ["A", "B", "C"]
-
-
 def test_groups_are_told_in_order_where_each_write_returns_at_once() -> None:
-    letters = Letters(InlineExecutor())
-    letters.answers |= {"a": "bcde", "bc": "f"}
+    letters = Letters(InlineExecutor(), answers={"a": "bcde", "bc": "f"})
     letters.put("a")
     assert letters.told == letters.done == ["A", "BC", "DE", "F"] and letters.idle
 
 
-def test_rule_L8_a_group_that_finds_no_space_is_written_again_and_what_came_meanwhile_is_behind_it() -> None:
-    letters = Letters(InlineExecutor())
+@pytest.mark.parametrize("refuses", [False, True])
+def test_rule_L8_a_group_that_finds_no_space_is_written_again_first_or_refused(refuses: bool) -> None:
+    letters = Letters(InlineExecutor(), refuses=refuses)
     letters.fails = DiskFull("log")
     letters.put("a")
-    letters.put("b")
     letters.retry()
-    assert not letters.told
+    assert not letters.told and letters.idle is refuses
+    if not refuses:
+        letters.put("b")
     letters.fails = None
+    letters.put("c")
     letters.retry()
-    assert letters.told == ["A", "B"] and letters.idle and not letters.errors
-
-
-def test_a_writer_that_refuses_what_finds_no_space_takes_the_next_group() -> None:
-    letters = Letters(InlineExecutor(), refuses=True)
-    letters.fails = DiskFull("log")
-    letters.put("a")
-    assert letters.idle
-    letters.fails = None
-    letters.put("b")
-    assert letters.told == ["B"]
+    assert letters.told == (["C"] if refuses else ["A", "BC"]) and letters.idle and not letters.errors
 
 
 @pytest.mark.parametrize(

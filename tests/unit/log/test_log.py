@@ -1,152 +1,131 @@
-"""A log on a disk in memory: appended groups come back, segments roll, a full disk does no harm."""
+"""A log on a disk in memory: it goes on behind what it holds, rolls, and takes no bytes but its own (rules L1, L5).
+
+Its contents over appends, crashes and full disks are in tests/property/test_log_against_model.py and tests/crash.
+"""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
 
 from delayd.errors import DamagedData, NewerFormat, ServerStopped
-from delayd.log.group import GroupKind, NewGroup
+from delayd.log.group import (
+    BYTES_MAX,
+    BadGroup,
+    GroupKind,
+    IncompleteGroup,
+    NewerGroup,
+    NewGroup,
+    encode_header,
+    parse_header,
+    verify_group,
+)
 from delayd.log.log import Log, LogPlace, list_segments, open_log, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.testing.disk import Faults, MemoryDisk
+from delayd.testing.disk import MemoryDisk
 from tests.batches import messages
+from tests.memory_files import content, files, put
 
 PLACE = LogPlace("/data/message", FileKind.MESSAGE, 77, segment_bytes=1_000)
+FIRST = f"{PLACE.folder}/{segment_name(0)}"
+BATCHES = [messages([b"a"]), messages([b"b", b"c"]), messages([b"d" * 50])]
 
 
-def group(number: int, body_bytes: int = 100) -> NewGroup:
-    return NewGroup(GroupKind.DATA, [messages([b"x" * body_bytes])], 1, number, number, 1)
+def group(number: int, body: bytes = b"x" * 100) -> NewGroup:
+    return NewGroup(GroupKind.DATA, [messages([body])], 1, number, number, 1)
 
 
-def filled(disk: MemoryDisk, count: int) -> Log:
+def filled(count: int, first: int = 0) -> tuple[MemoryDisk, Log]:
+    disk = MemoryDisk()
     log = open_log(disk, PLACE, 5)
-    for number in range(count):
+    for number in range(first, first + count):
         log.append([group(number)], 5)
         log.flush()
-    return log
+    return disk, log
 
 
 def numbers(log: Log, start: int = 0) -> list[int]:
     return [found.header.base_sequence for found in log.scan(start, log.durable)]
 
 
-def test_groups_come_back_in_order_with_their_batches_and_offsets() -> None:
-    log = open_log(MemoryDisk(), PLACE, 5)
-    first, second = messages([b"a"]), messages([b"b", b"c"])
-    offsets = log.append([NewGroup(GroupKind.DATA, [first, second], 3, 9, 40, 3)], 5)
-    offsets += log.append([NewGroup(GroupKind.TICK, [], 3, 10)], 5)
-    assert log.durable == 0
+def test_groups_come_back_in_order_over_segments_with_their_batches_and_offsets() -> None:
+    disk, log = filled(12)
+    assert len(files(disk, PLACE.folder)) == 3 and numbers(log) == [*range(12)]
+    offsets = log.append([NewGroup(GroupKind.DATA, BATCHES, 3, 9, 40, 4), NewGroup(GroupKind.TICK, [], 3, 10)], 5)
+    assert log.durable == offsets[0]
     log.flush()
-    found = list(log.scan(0, log.durable, 0))
-    assert [one.header.offset for one in found] == offsets
-    batches = list(found[0].batches())
-    assert [bytes(batch.buffer) for _, batch in batches] == [first, second]
-    for offset, batch in batches:
-        assert log.read(offset, batch.total_bytes) == bytes(batch.buffer)
-        assert batch.verified
-    assert list(found[1].batches()) == []
-    assert found[1].header.previous_crc32c == found[0].header.header_crc32c
+    found = list(log.scan(0, log.durable))
+    assert [one.header.offset for one in found[12:]] == offsets and numbers(log, found[5].end) == [*range(6, 12), 40, 0]
+    assert [bytes(batch.buffer) for _, batch in found[12].batches()] == BATCHES and not [*found[13].batches()]
+    for offset, batch in found[12].batches():
+        assert log.read(offset, batch.total_bytes) == bytes(batch.buffer) and batch.verified
+    assert found[13].header.previous_crc32c == found[12].header.header_crc32c
 
 
-def test_a_full_segment_rolls_and_a_scan_goes_on_in_the_next_one() -> None:
-    disk = MemoryDisk()
-    log = filled(disk, 12)
-    names = disk.list_folder(PLACE.folder)
-    assert len(names) == 3
-    assert names[0] == segment_name(0)
-    assert numbers(log) == list(range(12))
-    middle = list(log.scan(0, log.durable))[5]
-    assert numbers(log, middle.end) == list(range(6, 12))
+@pytest.mark.parametrize("known", [True, False])
+def test_a_log_opened_at_its_checkpoint_reads_only_what_is_behind_it_and_appends_in_the_chain(known: bool) -> None:
+    disk, log = filled(3)
+    again = open_log(disk.after_crash(), PLACE, 5, log.end, log.crc32c if known else None)
+    assert (again.end, again.crc32c) == (log.end, log.crc32c)
+    again.append([group(3)], 5)
+    again.flush()
+    assert numbers(again) == [0, 1, 2, 3]
 
 
 def test_a_failed_write_that_cannot_be_cut_back_stops_the_server() -> None:
-    disk = MemoryDisk(Faults())
-    log = filled(disk, 1)
-    disk.faults.fail_write_at = disk.writes + 1
-    disk.faults.fail_sync_at = disk.syncs + 1
-    with pytest.raises(ServerStopped, match="could not be cut back"):
-        log.append([group(1)], 5)
-    with pytest.raises(ServerStopped):
-        log.append([group(1)], 5)
+    disk, log = filled(1)
+    disk.faults.fail_write_at, disk.faults.fail_sync_at = disk.writes + 1, disk.syncs + 1
+    for said in ("could not be cut back", None):
+        with pytest.raises(ServerStopped, match=said):
+            log.append([group(1)], 5)
 
 
 def test_rule_L1_recovery_says_how_much_it_cut_and_wrote_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    disk = MemoryDisk()
-    log = filled(disk, 2)
+    disk, log = filled(2)
     last = list(log.scan(0, log.durable))[-1]
     log.append([group(2)], 5)
     killed = disk.after_kill()
-    file = killed.open(f"{PLACE.folder}/{segment_name(0)}", write=True)
-    file.pwritev([b"torn"], FILE_HEADER_BYTES + log.end)
+    killed.open(FIRST, write=True).pwritev([b"torn"], FILE_HEADER_BYTES + log.end)
     recovered = open_log(killed, PLACE, 5)
     (told,) = caplog.records
-    assert told.levelname == "WARNING"
-    assert told.getMessage() == (
-        f"tail_recovered path={recovered.segments[0].path} cut_bytes=4 reason='the group is cut short' "
+    assert told.levelname == "WARNING" and told.getMessage() == (
+        f"tail_recovered path={FIRST} cut_bytes=4 reason='the group is cut short' "
         f"rewritten_bytes={recovered.end - last.end}"
     )
     assert numbers(open_log(killed.after_crash(), PLACE, 5)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_log_opened_at_its_checkpoint_reads_only_what_is_behind_it_and_appends_in_the_chain(known: bool) -> None:
-    disk = MemoryDisk()
-    log = filled(disk, 3)
-    end, crc32c = log.end, log.crc32c
-    again = open_log(disk.after_crash(), PLACE, 5, end, crc32c if known else None)
-    assert (again.end, again.crc32c) == (end, crc32c)
-    again.append([group(3)], 5)
-    again.flush()
-    assert [one.header.base_sequence for one in again.scan(0, again.durable, 0)] == [0, 1, 2, 3]
-
-
-def test_segments_that_are_missing_before_the_checkpoint_or_in_the_middle_are_damage() -> None:
-    disk = MemoryDisk()
-    log = filled(disk, 12)
+def test_segments_that_are_missing_or_of_another_log_are_damage() -> None:
+    disk, log = filled(12)
     log.close()
-    first, second, last = (f"{PLACE.folder}/{name}" for name in disk.list_folder(PLACE.folder))
-    for missing, start in ((first, 0), (second, 0), (last, log.end)):
+    paths = files(disk, PLACE.folder)
+    for missing, start in ((paths[0], 0), (paths[1], 0), (paths[2], log.end)):
         broken = disk.after_crash()
         broken.remove(missing)
         with pytest.raises(DamagedData):
             open_log(broken, PLACE, 5, start, log.crc32c if start else 0)
-    for name in disk.list_folder(PLACE.folder):
-        disk.remove(f"{PLACE.folder}/{name}")
+    # The same log with other groups: a copy that went on by itself.
+    theirs, _ = filled(12, first=100)
+    put(disk, paths[1], content(theirs, paths[1]))
+    with pytest.raises(DamagedData, match="does not follow"):
+        open_log(disk, PLACE, 5)
+    for path in paths:
+        disk.remove(path)
     with pytest.raises(DamagedData, match="the log is gone"):
         open_log(disk, PLACE, 5, 100, 1)
 
 
-def test_a_segment_of_another_log_put_between_is_damage() -> None:
-    ours, theirs = MemoryDisk(), MemoryDisk()
-    filled(ours, 12).close()
-    other = open_log(theirs, PLACE, 6)
-    for number in range(12):
-        other.append([group(number + 100)], 6)
-        other.flush()
-    other.close()
-    name = ours.list_folder(PLACE.folder)[1]
-    copied = theirs.open(f"{PLACE.folder}/{name}")
-    ours.remove(f"{PLACE.folder}/{name}")
-    file = ours.open(f"{PLACE.folder}/{name}", create=True)
-    file.pwritev([copied.pread(1 << 20, 0)], 0)
-    file.sync()
-    with pytest.raises(DamagedData, match="does not follow"):
-        open_log(ours, PLACE, 5)
-
-
 def test_a_file_of_another_directory_kind_or_format_is_refused_by_name() -> None:
-    disk = MemoryDisk()
-    filled(disk, 1).close()
-    path = f"{PLACE.folder}/{segment_name(0)}"
-    with pytest.raises(DamagedData, match="log_id"):
-        open_log(disk.after_crash(), LogPlace(PLACE.folder, PLACE.kind, 78), 5)
-    with pytest.raises(DamagedData, match="of kind 1"):
-        open_log(disk.after_crash(), LogPlace(PLACE.folder, FileKind.PULL, 77), 5)
-    file = disk.open(path, write=True)
+    disk, log = filled(1)
+    log.close()
+    for place, said in ((replace(PLACE, log_id=78), "log_id"), (replace(PLACE, kind=FileKind.PULL), "of kind 1")):
+        with pytest.raises(DamagedData, match=said):
+            open_log(disk.after_crash(), place, 5)
+    file = disk.open(FIRST, write=True)
     file.pwritev([b"\x02"], 8)
     # Only a version that its checksum vouches for: no newer delayd reads a flipped bit.
     with pytest.raises(DamagedData, match="checksum of the file header"):
@@ -160,23 +139,55 @@ def test_a_file_of_another_directory_kind_or_format_is_refused_by_name() -> None
 
 
 def test_a_last_file_without_a_header_was_being_created_and_an_earlier_one_is_damage() -> None:
-    disk = MemoryDisk()
-    log = filled(disk, 5)
+    disk, log = filled(5)
     log.close()
     disk.open(f"{PLACE.folder}/{segment_name(log.end)}", create=True).close()
     assert len(list_segments(disk, PLACE, write=False)) == 2
-    assert open_log(disk, PLACE, 5).end == log.end
-    assert len(disk.list_folder(PLACE.folder)) == 2
+    assert open_log(disk, PLACE, 5).end == log.end and len(files(disk, PLACE.folder)) == 2
     disk.open(f"{PLACE.folder}/{segment_name(8)}", create=True).close()
     with pytest.raises(DamagedData, match="later segments exist"):
         open_log(disk, PLACE, 5)
 
 
 def test_bodies_full_of_magic_numbers_are_no_groups_behind_a_torn_one() -> None:
-    disk = MemoryDisk()
-    log = filled(disk, 1)
+    disk, log = filled(1)
     start = log.end
-    log.append([NewGroup(GroupKind.DATA, [messages([b"GRUP" * 2_000, b"x"])], 1, 1, 1, 2)], 5)
+    log.append([group(1, b"GRUP" * 2_000)], 5)
     killed = disk.after_kill()
-    killed.open(f"{PLACE.folder}/{segment_name(0)}", write=True).pwritev([b"?"], FILE_HEADER_BYTES + start + 100)
+    killed.open(FIRST, write=True).pwritev([b"?"], FILE_HEADER_BYTES + start + 100)
     assert open_log(killed, PLACE, 5).end == start
+
+
+# One group: valid only at its own place, and never written when no reader would take it.
+
+
+def test_a_group_is_valid_at_its_place_alone_whole_and_of_a_version_that_is_known() -> None:
+    new = NewGroup(GroupKind.DATA, BATCHES, 3, 1_000, 40, 4)
+    header, _ = encode_header(new, [len(batch) for batch in BATCHES], 77, 640, 600, 9)
+    data = header + b"".join(BATCHES)
+    found = parse_header(data, 0, 77, 640)
+    verify_group(memoryview(data), found, 9)
+    assert (found.batch_count, found.epoch, found.base_sequence, found.row_count) == (3, 3, 40, 4)
+    assert (found.appended_at_ms, found.durable_offset, found.total_bytes) == (1_000, 600, len(data))
+    for log_id, offset, said in ((78, 640, "belongs to the log"), (77, 648, "belongs at offset 640")):
+        with pytest.raises(BadGroup, match=said):
+            parse_header(data, 0, log_id, offset)
+    with pytest.raises(BadGroup, match="does not follow"):
+        verify_group(memoryview(data), found, 10)
+    for size in range(len(data)):
+        with pytest.raises(IncompleteGroup) as caught:
+            verify_group(memoryview(data)[:size], parse_header(data[:size], 0, 77, 640), 9)
+        assert size < caught.value.size_bytes <= len(data)
+    newer = bytearray(data)
+    newer[4] = 2
+    with pytest.raises(BadGroup, match="checksum"):
+        parse_header(newer, 0, 77, 640)
+    newer[76:80] = crc32c(newer[80:92], crc32c(newer[:76])).to_bytes(4, "little")
+    with pytest.raises(NewerGroup, match="version 2"):
+        parse_header(newer, 0, 77, 640)
+
+
+@pytest.mark.parametrize("sizes", [[BYTES_MAX], [12], [8] * 65_537], ids=["too large", "not padded", "too many"])
+def test_a_group_that_no_reader_would_take_is_not_encoded(sizes: list[int]) -> None:
+    with pytest.raises(AssertionError, match="not possible"):
+        encode_header(NewGroup(GroupKind.DATA, [], 1, 1), sizes, 1, 0, 0, 0)

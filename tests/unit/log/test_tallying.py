@@ -11,7 +11,7 @@ from delayd.batch.content import Tally, content_hash, tally
 from delayd.errors import BatchMalformed
 from delayd.log.group import CommitGroup, GroupKind, NewGroup, encode_header, parse_header
 from delayd.log.tally import Tallier
-from tests.unit.log.dispatch_batches import Row, batch
+from tests.worlds.dispatch_batches import Row, hashed_batch
 
 
 def tallies_of(groups: Iterator[CommitGroup], begin: int) -> Tallier:
@@ -71,7 +71,7 @@ def test_batches_of_all_shapes_are_tallied_as_the_page_has_it(seed: int) -> None
         rows = some_rows(rng, count, first, headers=headers)
         first += count
         key = rng.choice((1, 2)), rng.choice((500_000, 500_001))
-        batches.append(batch(subject, rows, *key, headers=headers, tags=rng.random() < 0.4))
+        batches.append(hashed_batch(subject, rows, *key, headers=headers, tags=rng.random() < 0.4))
         hashed = [(row[0], row[1], content_hash(subject, row[2], row[3])) for row in rows]
         expected.setdefault(key, []).extend(hashed)
     tallier = tallies_of(iter([group(*batches[:7]), *([group(*batches[7:])] if batches[7:] else [])]), 0)
@@ -84,20 +84,24 @@ def test_batches_of_all_shapes_are_tallied_as_the_page_has_it(seed: int) -> None
 def test_rule_S6_a_row_that_is_not_what_its_hash_says_is_named(count: int, headers: bool) -> None:
     rows = some_rows(random.Random(3), count, 10, headers=headers)
     rows[-1] = (*rows[-1][:4], 99)
-    good = batch(b"orders", some_rows(random.Random(4), 2, 900, headers=False))
-    tallier = tallies_of(iter([group(good, batch(b"orders", rows, headers=headers))]), 0)
+    good = hashed_batch(b"orders", some_rows(random.Random(4), 2, 900, headers=False))
+    tallier = tallies_of(iter([group(good, hashed_batch(b"orders", rows, headers=headers))]), 0)
     ((offset, row, sequence, origin),) = tallier.differing
     assert (row, sequence, origin) == (count - 1, 10 + count - 1, 1) and offset > len(good)
     assert tallier.differing_count == int(tallier.entries()["differing"].sum()) == 1
     # The tally has the hash of the stored bytes, so that a comparison with the other side shows the difference too.
-    honest = tallies_of(iter([group(good, batch(b"orders", [*rows[:-1], (*rows[-1][:4], -1)], headers=headers))]), 0)
+    honest = tallies_of(
+        iter([group(good, hashed_batch(b"orders", [*rows[:-1], (*rows[-1][:4], -1)], headers=headers))]), 0
+    )
     assert found(tallier) == found(honest)
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_bytes_with_valid_checksums_that_are_no_batch_are_damage_and_nothing_else(seed: int) -> None:
     rng = random.Random(seed)
-    good = [batch(b"orders", some_rows(rng, 3, 10 * n, headers=bool(n & 1)), headers=bool(n & 1)) for n in range(4)]
+    good = [
+        hashed_batch(b"orders", some_rows(rng, 3, 10 * n, headers=bool(n & 1)), headers=bool(n & 1)) for n in range(4)
+    ]
     bad = bytearray(good[2])
     place = rng.choice([rng.randrange(len(bad)), rng.randrange(40, 200)]) % len(bad)
     bad[place] ^= 1 << rng.randrange(8)

@@ -5,8 +5,7 @@ from delayd.log.tally import covered
 from delayd.testing.executor import StepExecutor
 from delayd.wire.heads import need_int
 from delayd.wire.requests import RequestType
-from tests.unit.log.dispatch_batches import batch
-from tests.worlds.dispatch_batches import DUE_MS, ORIGIN
+from tests.worlds.dispatch_batches import DUE_MS, ORIGIN, hashed_batch
 from tests.worlds.realtime import SimPeer, World
 
 SMALL = {"segment_bytes": 4096, "retention_ms": 1_000, "tail_bytes": 0}
@@ -22,7 +21,7 @@ def filled(work: StepExecutor | None = None, wrong: int = -1) -> tuple[World, Si
     for batch_id in range(1, 21):
         rows = [(10 * batch_id + row, DUE_MS, b"", BODY, 7 if batch_id == wrong else -1) for row in range(2)]
         w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
-        world.dispatch(peer, 1, batch(b"orders", rows, ORIGIN, HOUR, batch_id=batch_id, w=w))
+        world.dispatch(peer, 1, hashed_batch(b"orders", rows, ORIGIN, HOUR, batch_id=batch_id, w=w))
     return world, peer
 
 
@@ -68,7 +67,7 @@ def test_rule_L9_a_tally_log_that_goes_under_the_running_server_is_made_again() 
     world.hello(peer, 2)
     for batch_id in range(21, 41):
         rows = [(10 * batch_id + row, DUE_MS, b"", BODY, -1) for row in range(2)]
-        world.dispatch(peer, 2, batch(b"orders", rows, ORIGIN, HOUR, batch_id=batch_id))
+        world.dispatch(peer, 2, hashed_batch(b"orders", rows, ORIGIN, HOUR, batch_id=batch_id))
     settle(world)
     assert not world.failures
     last = ends(world)[-1]
