@@ -8,7 +8,8 @@ from delayd.errors import DiskFull, ServerStopped, Shortage, SyncFailed
 from delayd.log.committer import Committer
 from delayd.machine.executor import Executor
 from delayd.testing.clock import SimClock
-from delayd.testing.executor import InlineExecutor, StepExecutor
+from delayd.testing.executor import StepExecutor
+from tests.worlds.executor import InlineExecutor
 
 
 class Letters(Committer[str, str]):
