@@ -79,20 +79,6 @@ def start_a_copy_beside_production(folder: Path, role: str) -> None:
             assert "fenced" not in server.log and "target_refused" not in server.log
 
 
-def test_a_directory_that_was_moved_serves_when_meta_has_taken_it(tmp_path: Path) -> None:
-    data, elsewhere = tmp_path / "data", tmp_path / "moved"
-    with cluster(data) as production:
-        production.send("1")
-        assert production.consumed(1) == ["1"]
-        assert production.delay.terminate() == 0
-        copy_of(data, "delay", elsewhere)
-        shutil.rmtree(data / "delay")
-        with ServerProcess("delay", elsewhere, {"meta": production.meta.address}) as moved:
-            production.send("2")
-            assert production.consumed(1) == ["2"]
-            logged(moved, "serves=yes")
-
-
 def test_rule_H8_a_restarted_server_goes_on_while_meta_is_away(tmp_path: Path) -> None:
     with cluster(tmp_path) as production:
         production.send("1")

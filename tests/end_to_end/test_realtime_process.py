@@ -96,15 +96,6 @@ def test_a_second_server_on_the_directory_says_who_holds_it(tmp_path: Path) -> N
         assert f"is in use by pid {server.pid}" in second.log
 
 
-def test_a_torn_tail_is_cut_and_reported(tmp_path: Path) -> None:
-    with _served_and_killed(tmp_path) as server:
-        with (tmp_path / "realtime/message/00000000000000000000.log").open("ab") as file:
-            file.write(b"GRUP" + bytes(100))
-        server.start()
-        assert "cut_bytes=104" in server.log
-        assert server.terminate() == 0
-
-
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 @pytest.mark.parametrize("mended", ["put back", "given up"])
 def test_rule_L5_a_damaged_last_group_of_which_a_message_was_pulled_is_not_cut(
@@ -145,48 +136,6 @@ def test_rule_L5_a_damaged_last_group_of_which_a_message_was_pulled_is_not_cut(
         assert server.terminate() == 0
 
 
-def test_a_last_group_that_is_cut_short_and_was_not_pulled_is_torn(tmp_path: Path) -> None:
-    with _served_and_killed(tmp_path) as server:
-        path = tmp_path / "realtime/message/00000000000000000000.log"
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-8])
-        verified = run_command("log", "verify", str(path))
-        assert verified.code == 0 and "1 with an unfinished end" in verified.out, verified
-        server.start()
-        assert "tail_recovered" in server.log
-        assert path.read_bytes() == whole[: whole.rindex(MAGIC_BYTES)]
-        assert server.terminate() == 0
-
-
-def test_a_flipped_bit_in_the_middle_is_damage_with_path_and_position(tmp_path: Path) -> None:
-    with _served_and_killed(tmp_path) as server:
-        path = tmp_path / "realtime/message/00000000000000000000.log"
-        data = bytearray(path.read_bytes())
-        data[data.index(b"first")] ^= 1
-        path.write_bytes(data)
-        server.start_held()
-        assert f"{path} is damaged at byte" in server.log
-        assert server.terminate() == 0
-
-
-def test_a_bit_that_flips_under_a_live_server_quarantines_its_rows_and_the_next_ones_are_served(tmp_path: Path) -> None:
-    async def pulls(connection: Connection) -> None:
-        pulled = await ask(connection, RequestType.PULL, pull_head(wait_ms=5_000))
-        assert bodies_of(pulled.body) == [b"second"]
-        groups = await ask(connection, RequestType.GROUPS, {"subject": "orders"})
-        assert [row["quarantined"] for row in need_maps(groups.head, "groups")] == [1]
-
-    with ServerProcess("realtime", tmp_path, {**SETTINGS, "tail_bytes": 0}) as server:
-        talk(server, _two_batches)
-        with (tmp_path / "realtime/message/00000000000000000000.log").open("r+b") as file:
-            at = file.read().index(b"first")
-            file.seek(at)
-            file.write(b"F")
-        talk(server, pulls)
-        assert server.log.count("rows_quarantined") == 1 and "origin_sequences=[1000]" in server.log
-        assert server.terminate() == 0
-
-
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     with _served_and_killed(tmp_path) as server:
         path = tmp_path / "realtime/message/00000000000000000000.log"
@@ -198,19 +147,6 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
         server.spawn()
         assert server.wait() == 2
         assert "format version 9" in server.log
-
-
-def test_a_lost_message_log_is_damage_and_the_server_serves_when_it_is_back(tmp_path: Path) -> None:
-    with ServerProcess("realtime", tmp_path, SETTINGS) as server:
-        talk(server, _two_batches)
-        assert server.terminate() == 0
-        path = tmp_path / "realtime/message/00000000000000000000.log"
-        path.rename(tmp_path / "aside")
-        server.start_held()
-        assert "the log is gone" in server.log
-        (tmp_path / "aside").rename(path)
-        server.until_ready()
-        assert server.terminate() == 0
 
 
 def test_it_registers_with_meta_and_again_when_meta_comes_back(tmp_path: Path) -> None:

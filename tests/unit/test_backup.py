@@ -1,7 +1,6 @@
 """A backup and a restore that lose power at any disk operation go on, and are never taken for whole before they are."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from crc32c import crc32c
@@ -23,10 +22,9 @@ from delayd.backup import (
     restore,
     take,
 )
-from delayd.errors import BadArgument, DamagedData, DirectoryInUse, DiskFull, NewerFormat, NotReady
+from delayd.errors import BadArgument, DamagedData, DiskFull, NewerFormat
 from delayd.log.hour import HOUR_ROW, schedule_path
 from delayd.machine.disk import Disk
-from delayd.machine.identity import LOCK
 from delayd.machine.state import LMDB_FILE, LmdbState
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.tree import PowerLoss
@@ -186,22 +184,6 @@ def test_a_restore_that_dies_at_any_operation_lets_no_server_start_and_goes_on(s
         check_whole(source, left, f"{DATA}/delay")
 
 
-def test_a_second_backup_copies_only_what_came_since(state: bytes) -> None:
-    source, target = a_server(state), MemoryDisk()
-    backed_up(source, target)
-    file = source.open(f"{HOME}/message/00000000000000002936.log", write=True)
-    file.pwritev([b"new"], 700)
-    file.close()
-    target.operations.clear()
-    backed_up(source, target)
-    written = [line for line in target.operations if line.startswith("write") and "/delay/" in line]
-    assert {line.split()[1].rpartition("/")[2] for line in written} == {
-        "00000000000000002936.log",
-        f"{LMDB_FILE}.new",
-    }, written
-    check_whole(source, target, f"{FOLDER}/delay")
-
-
 def test_of_a_running_server_the_bytes_of_the_cut_are_copied_and_no_more(state: bytes) -> None:
     source, target = a_server(state), MemoryDisk()
     path = schedule_path(HOME, HOUR)
@@ -258,49 +240,6 @@ def test_a_full_disk_ends_a_backup_and_a_later_call_goes_on(state: bytes) -> Non
     check_whole(source, target, f"{FOLDER}/delay")
 
 
-def test_servers_that_can_not_be_cut_leave_an_earlier_backup_whole(state: bytes) -> None:
-    source, target = a_server(state), MemoryDisk()
-    backed_up(source, target)
-
-    def away(stage: Stage) -> ServersCut:
-        raise NotReady("this server is starting")
-
-    with pytest.raises(NotReady):
-        take(source, target, FOLDER, ["delay"], terms(away))
-    assert read_manifest(target, FOLDER).entries
-    check_whole(source, target, f"{FOLDER}/delay")
-    assert restored(target, MemoryDisk()) == []
-
-
-def test_a_backup_is_refused_over_anything_else(state: bytes) -> None:
-    source, target = a_server(state), MemoryDisk()
-    write(target, f"{FOLDER}/photo.jpg", b"x")
-    with pytest.raises(BadArgument, match="not empty"):
-        backed_up(source, target)
-    other = MemoryDisk()
-    backed_up(source, other)
-    with pytest.raises(BadArgument, match="backup of delay"):
-        take(source, other, FOLDER, ["realtime"], terms(stopped(source)))
-    other.lock(f"{FOLDER}/backup.lock")
-    with pytest.raises(DirectoryInUse):
-        backed_up(source, other)
-
-
-def test_a_restore_is_refused_over_files_and_under_a_running_server(state: bytes) -> None:
-    source, backup, target = a_server(state), MemoryDisk(), MemoryDisk()
-    backed_up(source, backup)
-    write(target, f"{DATA}/delay/message/00000000000000000000.log", b"x")
-    with pytest.raises(BadArgument, match="not empty"):
-        restored(backup, target)
-    running = MemoryDisk()
-    running.make_folder(f"{DATA}/delay")
-    running.lock(f"{DATA}/delay/{LOCK}")
-    with pytest.raises(DirectoryInUse):
-        restored(backup, running)
-    with pytest.raises(BadArgument, match="no meta"):
-        restore(backup, target, FOLDER, read_manifest(backup, FOLDER), DATA, ["meta"], lambda count: None)
-
-
 def test_a_flipped_byte_of_a_backup_is_found_before_anything_is_in_its_place(state: bytes) -> None:
     source, backup, target = a_server(state), MemoryDisk(), MemoryDisk()
     backed_up(source, backup)
@@ -326,17 +265,3 @@ def test_a_manifest_that_does_not_check_or_is_newer_is_refused() -> None:
     text = newer.rpartition(b"\ncrc32c ")[0]
     with pytest.raises(NewerFormat):
         decode(NAME, text + f"\ncrc32c {crc32c(text):08x}\n".encode())
-
-
-def test_the_state_is_copied_as_it_was_when_the_copy_began(tmp_path: Path) -> None:
-    kept = LmdbState(str(tmp_path / "one"))
-    kept.commit([(b"a", b"before")])
-    copy = kept.begin_copy()
-    kept.commit([(b"a", b"after"), (b"b", b"new")])
-    (tmp_path / "two").mkdir()
-    copy.write(str(tmp_path / "two" / LMDB_FILE))
-    copy.close()
-    other = LmdbState(str(tmp_path / "two"))
-    assert (other.get(b"a"), other.get(b"b"), kept.get(b"a")) == (b"before", None, b"after")
-    other.close()
-    kept.close()

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
-from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from delayd import Backoff, Receipt, SendFuture
-from delayd.address import Endpoint
 from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
-from delayd.client.asking.ask import Known, Listed, at_each
-from delayd.client.asking.messages import GET, AskedOne, Asker, Joined, Kind, Numbers, Row
-from delayd.client.instants import HORIZON_MS, Horizon, ServerClock, monotonic_us, wish, wish_column
+from delayd.client.asking.messages import Numbers
+from delayd.client.instants import HORIZON_MS, Horizon, monotonic_us, wish, wish_column
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
 from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Pace, Stock
 from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
-from delayd.client.sending.outbox import SendSlots
 from delayd.errors import (
-    BadArgument,
-    LogId,
     PastHorizon,
-    ServerUnavailable,
 )
-from delayd.outcome import MessageState
-from delayd.wire.asked import ANSWER, AnswerRows, AskedKeys
-from delayd.wire.requests import RequestType
 
 MS = 1_798_790_400_000  # 2027-01-01 08:00 UTC
 
@@ -95,31 +82,6 @@ def test_delays_count_from_the_call_and_are_never_shorter(column: Any) -> None:
     assert all(before_us + 2_000_000 <= each <= monotonic_us() + 2_000_000 for each in wanted.tolist())
 
 
-def test_slots_go_to_who_waited_longest_and_never_beyond_the_limit() -> None:
-    async def scenario() -> None:
-        slots = SendSlots(lambda: 2)
-        taken: list[int] = []
-
-        async def take(number: int) -> None:
-            await slots.take(asyncio.get_running_loop().time() + 10)
-            taken.append(number)
-
-        tasks = [asyncio.create_task(take(number)) for number in range(5)]
-        await asyncio.sleep(0.01)
-        assert taken == [0, 1] and slots.taken == 2 and not slots.free
-        tasks[2].cancel()
-        await asyncio.wait([tasks[2]])
-        for expected in ([0, 1, 3], [0, 1, 3, 4]):
-            slots.give()
-            await asyncio.sleep(0.01)
-            assert taken == expected and slots.taken == 2
-        slots.give()
-        slots.give()
-        assert slots.taken == 0 and slots.free
-
-    asyncio.run(scenario())
-
-
 def test_waits_between_tries_grow_to_a_bound_and_differ() -> None:
     backoff = RetryWaits()
     waits = [backoff.next_ms() for _ in range(30)]
@@ -128,19 +90,6 @@ def test_waits_between_tries_grow_to_a_bound_and_differ() -> None:
     backoff.reset()
     assert backoff.next_ms() <= 25
     assert 100 <= spread_ms(100) <= 125 and spread_ms(0) >= 1
-
-
-def test_the_sample_with_the_shortest_way_wins_until_the_servers_clock_was_set() -> None:
-    clock = ServerClock("a server")
-    assert not clock.known
-    clock.sample(0, 1_000, 10_000, wall_us=10_000_000)
-    assert clock.latest_ms(1_000) == 10_002 and clock.likely_ms(1_000) == 10_001
-    # A way of 100 ms says less than one of 1 ms did.
-    clock.sample(10_000, 110_000, 10_090, wall_us=10_090_000)
-    assert clock.latest_ms(110_000) == 10_111
-    # The clock went ahead by a minute: no error of either sample explains that.
-    clock.sample(200_000, 300_000, 70_250, wall_us=70_250_000)
-    assert 70_290 <= clock.latest_ms(300_000) <= 70_351
 
 
 def test_the_horizon_itself_is_accepted_and_a_second_more_is_not() -> None:
@@ -153,24 +102,6 @@ def test_the_horizon_itself_is_accepted_and_a_second_more_is_not() -> None:
         wish_column(None, None, [now_ms, now_ms + HORIZON_MS + 1_000], 2)
     with pytest.raises(PastHorizon):
         wish(timedelta(hours=2), None, None, Horizon(3_600_000))
-
-
-def test_the_outcome_of_a_send_is_heard_by_every_thread_and_callback_once() -> None:
-    future = SendFuture()
-    receipt = Receipt(LogId(1), 2, 3, 4, True, False)
-    heard: list[object] = []
-    future.add_done_callback(lambda done: heard.append(done.result(timedelta(0))))
-    threads = [threading.Thread(target=lambda: heard.append(future.result(timedelta(seconds=10)))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    with pytest.raises(TimeoutError):
-        future.result(timedelta(milliseconds=10))
-    assert not future.done() and heard == []
-    future.set_result(receipt)
-    for thread in threads:
-        thread.join(10)
-    future.add_done_callback(lambda done: heard.append(done.exception()))
-    assert heard == [receipt] * 4 + [None]
 
 
 MOST = 1_000
@@ -206,29 +137,6 @@ def test_rule_Q4_what_is_fetched_ahead_leaves_most_of_its_lease(lease_s: float, 
     assert pace.ahead(MOST) * each_s <= min(ONE_AHEAD_S, lease_s / 8)
     assert pace.batch(MOST) == 1 or pace.batch(MOST) * each_s <= min(BATCH_S, lease_s / 8)
     assert pace.ahead(MOST) <= 1 or pace.ahead(MOST) * each_s <= min(AHEAD_S, lease_s / 16)
-
-
-def test_fetches_of_a_fast_caller_grow_by_a_factor_and_begin_anew_after_a_stall() -> None:
-    pace, sizes = Pace(60.0), []
-    for now in range(5):
-        pace.came_back(now * 1e-5)
-        sizes.append(pace.batch(MOST))
-        pace.handed_out(now * 1e-5, sizes[-1])
-        pace.fetched()
-    assert sizes == [1, 8, 64, 512, MOST]
-    pace.stalled()
-    assert pace.batch(MOST) == 1
-
-
-def test_threads_that_share_a_consumer_have_one_pace() -> None:
-    pace, now = Pace(60.0), 0.0
-    for _ in range(20):
-        # Each of ten threads takes 0.1 s; they come back one after the other.
-        pace.came_back(now)
-        pace.handed_out(now, 1)
-        pace.fetched()
-        now += 0.01
-    assert pace.ahead(MOST) == pytest.approx(25, abs=1)
 
 
 FAR = 1e12  # When a lease ends that does not.
@@ -268,19 +176,6 @@ def taken(made: Stock[MessageColumns], most: int, now: float = 0.0) -> list[int]
     return MessageColumns(given[0]).pull_sequences if given else []
 
 
-def test_messages_leave_in_the_order_in_which_they_came_one_by_one_or_many_at_once() -> None:
-    made = stock(pulled(10, 3), pulled(20, 4))
-    assert (next_of(made), made.count, taken(made, 500), taken(made, 2), next_of(made)) == (
-        10,
-        6,
-        [11, 12],
-        [20, 21],
-        22,
-    )
-    assert (made.count, next_of(made), next_of(made), taken(made, 1), made.count) == (1, 23, None, [], 0)
-    assert made.oldest is None
-
-
 def test_what_outlived_its_lease_is_not_handed_out() -> None:
     made = stock(pulled(10, 3, lease_ends=5.0), pulled(20, 1))
     assert (next_of(made, 4.9), next_of(made, 5.0), next_of(made, 5.0)) == (10, 20, None)
@@ -298,38 +193,6 @@ def test_what_was_taken_and_did_not_arrive_is_the_next_again_and_only_once() -> 
     assert [next_of(made) for _ in range(4)] == [10, 11, 12, None]
     made.put_back(pulled(12, 1), 0.0)
     assert (made.count, taken(made, 9)) == (1, [12])
-
-
-def test_what_is_old_or_wanted_goes_back_and_the_rest_stays() -> None:
-    made = stock(pulled(10, 4), pulled(20, 4), pulled(30, 4))
-    assert next_of(made) == 10
-    assert made.give_back_last(6) == [[7, 22, 2], [7, 30, 4]]
-    assert made.give_back_older(0.5) == [[7, 11, 3]]
-    assert made.oldest == 1.0
-    assert (made.count, taken(made, 9), next_of(made)) == (2, [20, 21], None)
-    assert made.give_back_last(3) == [] and made.give_back_older(9.0) == []
-
-
-def test_the_loop_never_waits_for_a_thread_that_takes_something_out() -> None:
-    made = stock(pulled(10, 2))
-    inside, leave = threading.Event(), threading.Event()
-
-    def stand_inside() -> None:
-        with made._lock:
-            inside.set()
-            leave.wait(10)
-
-    thread = threading.Thread(target=stand_inside)
-    thread.start()
-    inside.wait(10)
-    try:
-        assert made.give_back_older(9.0) is None and made.give_back_last(1) is None
-        made.put(pulled(20, 1), 0.0)
-        assert made.count == 3
-    finally:
-        leave.set()
-        thread.join()
-    assert made.give_back_last(1) == [[7, 20, 1]]
 
 
 @pytest.mark.parametrize("threads", [2, 5])
@@ -358,40 +221,6 @@ def test_threads_and_the_loop_share_a_stock_and_each_message_leaves_once(threads
     assert sorted([*back, *(number for own in seen for number in own)]) == list(range(6_000))
 
 
-def test_the_back_off_doubles_up_to_its_most_and_is_shortened_at_random() -> None:
-    backoff = Backoff(first=timedelta(seconds=1), most=timedelta(seconds=10), jitter=0.25)
-    for attempt, most_ms in ((1, 1_000), (2, 2_000), (4, 8_000), (5, 10_000), (60_000, 10_000)):
-        drawn = [backoff.delay_ms(attempt) for _ in range(200)]
-        assert most_ms * 0.75 <= min(drawn) < max(drawn) <= most_ms
-    assert {Backoff(jitter=0).delay_ms(3) for _ in range(9)} == {4_000}
-
-
-KIND = (GET, 1, b"s", False)
-
-
-def test_a_question_that_spoils_a_joined_request_fails_alone() -> None:
-    asked: list[list[int]] = []
-
-    async def ask(_: Kind, rows: Sequence[Row | AskedKeys], __: float) -> AnswerRows:
-        asked.append([int(row[0]) for row in rows if not isinstance(row, AskedKeys)])
-        if 2 in asked[-1]:
-            raise BadArgument("no row is 2")
-        answers = np.zeros(len(rows), ANSWER)
-        answers["sequence"] = asked[-1]
-        return answers
-
-    async def story() -> None:
-        room = asyncio.Semaphore(1)
-        joined = Joined(lambda _: room, ask)
-        questions = [joined.ask(KIND, (number, 0, 0), 0.0) for number in (1, 2, 3)]
-        one, two, three = await asyncio.gather(*questions, return_exceptions=True)
-        assert not isinstance(one, BaseException) and not isinstance(three, BaseException)
-        assert [*one["sequence"], *three["sequence"]] == [1, 3] and isinstance(two, BadArgument)
-
-    asyncio.run(story())
-    assert asked == [[1, 2, 3], [1], [2], [3]]
-
-
 def test_rule_I1_the_low_water_mark_of_changes_passes_no_call_that_is_under_way() -> None:
     numbers = Numbers()
     with numbers.of_call(keys=2) as by_keys:
@@ -399,53 +228,3 @@ def test_rule_I1_the_low_water_mark_of_changes_passes_no_call_that_is_under_way(
             assert ([*by_keys], [*by_receipt]) == ([1, 2, 3], [4])
         assert numbers.head["low_water"] == 1
     assert numbers.head["low_water"] == 5
-
-
-class _Chain(Asker):
-    """Row 7 of the server 1 was moved to row 8, which was drained to row 9 of the server 2."""
-
-    NEXT: ClassVar = {(1, 7): (MessageState.MOVED, 8, 0, 0), (1, 8): (MessageState.DRAINED, 8, 2, 9)}
-
-    async def once(self, question: Any, log_id: int, asked: Any, deadline: float) -> Any:
-        rows = np.zeros(1, ANSWER)
-        sequence = int(asked.asked.sequences[0])
-        found = self.NEXT.get((log_id, sequence), (MessageState.PENDING, sequence, 0, 0))
-        rows["state"], rows["sequence"], rows["target_log_id"], rows["other"] = found
-        return rows
-
-
-def test_a_question_follows_its_message_to_the_newest_row_and_server() -> None:
-    async def story() -> None:
-        nobody = cast("Any", None)
-        one = AskedOne(1, (7, 0, 0), b"s")
-        servers, answers = await _Chain(nobody, nobody, nobody, 1_000.0, 0.0).ask(GET, one.rows())
-        assert (servers.tolist(), answers["sequence"].tolist()) == ([2], [9])
-
-    asyncio.run(story())
-
-
-# The last page says that there are more and lists none: that is an end, too.
-PAGES: dict[str, tuple[list[str], bool]] = {"": (["a", "b"], True), "b": (["c"], True), "c": ([], True)}
-NAMES = Listed[str](
-    "names", "delay", RequestType.QUOTAS, lambda head: PAGES[str(head["after"])], lambda name: name, first=""
-)
-
-
-def test_a_list_is_read_page_by_page_to_its_end() -> None:
-    async def request(_: RequestType, head: Any, *, timeout_ms: float) -> Any:
-        return SimpleNamespace(head=head)
-
-    connection = cast("Any", SimpleNamespace(request=request, peer="h:1"))
-    assert asyncio.run(NAMES.at(connection, {"prefix": ""})) == ["a", "b", "c"]
-
-
-def test_a_listing_names_each_server_that_could_not_be_asked() -> None:
-    servers = [Known("delay", log_id, Endpoint("h", log_id), 1, 1, alive=True, seen_ms_ago=0) for log_id in (1, 2, 3)]
-
-    async def act(server: Known) -> list[int]:
-        if server.log_id == 2:
-            raise ServerUnavailable("it is away")
-        return [server.log_id]
-
-    listing = asyncio.run(at_each(servers, act, lambda server: f"names of {server.address} are missing"))
-    assert [*listing] == [1, 3] and listing.missing == ("names of h:2 are missing: it is away",)

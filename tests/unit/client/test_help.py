@@ -40,6 +40,7 @@ CALLS = [
 INNER_CALLS = ("settle", "word_back", "words_back")  # Messages call them; users never do.
 BLOCKING = [call for call in CALLS if not call[0].__name__.startswith("Async") and call[1] not in INNER_CALLS]
 ERRORS = [error for error in vars(delayd.errors).values() if inspect.isclass(error) and issubclass(error, Exception)]
+OF_ONE_MEANING = {"subject", "group"}
 FOR_PRODUCERS_ONLY = ("set_result", "set_exception")  # The producer ends a `SendFuture` with them; users never do.
 
 
@@ -64,9 +65,15 @@ def test_each_field_of_a_receipt_is_explained() -> None:
 
 @pytest.mark.parametrize(("client", "name"), [call for call in CALLS if call[1] not in FOR_PRODUCERS_ONLY])
 def test_each_argument_of_a_call_is_explained(client: type, name: str) -> None:
-    told = inspect.getdoc(getattr(client, name)) or ""
-    for argument in list(inspect.signature(getattr(client, name)).parameters)[1:]:
-        assert f"{argument}:" in told or f"``{argument}``" in told, f"help of {name} does not explain {argument}"
+    own = inspect.getdoc(getattr(client, name)) or ""
+    # What another call says of an argument, or the word itself, need not be said again.
+    named = [getattr(client, each, None) for each in re.findall(r"`(\w+)`", own)]
+    told = "\n".join([own, *(inspect.getdoc(each) or "" for each in named if inspect.isfunction(each))])
+    for argument in set(list(inspect.signature(getattr(client, name)).parameters)[1:]) - OF_ONE_MEANING:
+        # Of many messages an argument has many values, each as the call for one message explains it.
+        one = argument.removesuffix("s")
+        explained = re.search(rf"\b{one}s?\b[\w, ]*:|``{one}s?``", told)
+        assert explained, f"help of {name} does not explain {argument}"
 
 
 @pytest.mark.parametrize(("client", "name"), BLOCKING)

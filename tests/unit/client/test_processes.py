@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -24,21 +20,13 @@ from freezegun import freeze_time
 
 import delayd
 from delayd import AsyncConsumer, AsyncProducer, Consumer, Producer
-from delayd.address import Endpoint
-from delayd.client import routing
-from delayd.client.engine import EXIT_S, LoopThread, OwnEngine, Work
-from delayd.client.routing import ServerLink
+from delayd.client.engine import EXIT_S
 from delayd.errors import (
     AlreadyClosed,
-    ConnectionLost,
     DelaydError,
 )
-from delayd.net.connection import Connection
-from delayd.wire.frame import Frame
-from delayd.wire.requests import RequestType
 from tests.unit.client.world import PAST_MS, THREADS_AT_A_FORK, World, add_messages, fork, world_aside
-from tests.unit.net.loopback import HOST, Echo, Loopback, error_of, on_loop
-from tests.waiting import DEADLINE_S, until, wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 # Forks with a producer that is connected; the child ends as any program does, the parent goes on.
 FORKING = """
@@ -106,26 +94,6 @@ def test_rule_I2_a_child_that_ends_leaves_the_sockets_of_its_parent_alone() -> N
         assert ended.returncode == 0, ended.stderr
         assert ended.stderr == ""
         assert do(lambda: len(world.delay.seen)) == 6
-
-
-def test_rule_I2_a_consumer_works_in_a_child_too() -> None:
-    with world_aside() as (world, do):
-        do(partial(add_messages, world, 4))
-        with Consumer(world.address, "orders", "g", max_messages=2, prefetch=False) as consumer:
-            consumer.pull().ack()
-            child = fork()
-            if child == 0:
-                status = 1
-                try:
-                    batch = consumer.pull()
-                    batch.ack()
-                    consumer.close()
-                    status = 0 if batch.bodies == [b"2", b"3"] else 1
-                finally:
-                    os._exit(status)
-            _, waited = os.waitpid(child, 0)
-            assert os.waitstatus_to_exitcode(waited) == 0
-        assert sorted(world.realtime.acked) == [0, 1, 2, 3]
 
 
 CHILD_S = 20  # A child that hangs is killed, and its test fails.
@@ -292,24 +260,6 @@ def test_rule_I2_a_child_that_closes_what_it_inherited_leaves_it_to_its_parent(
             assert on_servers(partial(connected, world)) == before
 
 
-class Noted:
-    """An engine that can say that another process made it."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-
-
-@pytest.mark.parametrize("call", ["standing", "close"])
-def test_rule_I2_a_child_never_frees_the_engine_that_it_inherited(call: str) -> None:
-    own = OwnEngine("client", Noted)
-    inherited = weakref.ref(own.standing())
-    own.standing().pid = os.getppid()
-    assert getattr(own, call)() is not inherited()
-    del own
-    gc.collect()
-    assert inherited() is not None
-
-
 SENDS = """
 import sys, delayd
 producer = delayd.Producer(sys.argv[1])
@@ -407,52 +357,3 @@ def test_a_program_that_ends_with_a_consumer_open_acknowledges_and_gives_back() 
 def test_no_thread_of_an_open_directory_outlives_the_program(tmp_path: Path) -> None:
     told, _ = run(LISTS_THREADS + OPENS, str(tmp_path), says="left: []\n")
     assert "Traceback" not in told
-
-
-def answer_status(connection: Connection, frame: Frame) -> None:
-    if frame.type == RequestType.STATUS:
-        connection.answer(frame.request_id, {"log_id": 1, "now_ms": 1})
-
-
-def test_requests_end_when_a_server_answers_nothing_any_more_and_the_next_use_connects_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(routing, "ALIVE_EVERY_MS", 20.0)
-    monkeypatch.setattr(routing, "ALIVE_MS_MAX", 200.0)
-
-    async def scenario(loopback: Loopback) -> None:
-        handler = Echo(answer_status)
-        _, port = await loopback.serve(handler)
-        link = ServerLink(Endpoint(HOST, port), 1)
-        connection = await link.connection()
-        error = await error_of(connection.request(RequestType.SEND, {}))
-        # The request has no time limit here, so the silence ended it; nobody knows whether the server did it.
-        assert isinstance(error, ConnectionLost) and error.sent
-        assert await link.connection() is not connection
-        await until(lambda: len(handler.connections) == 2, "a second connection")
-        await link.close()
-
-    on_loop(scenario)
-
-
-def test_a_close_whose_stop_is_taken_before_it_wakes_the_loop_ends_the_thread_like_any_other() -> None:
-    thread = LoopThread("test")
-    stopping = threading.Event()
-
-    class Inbox(deque[Work]):
-        """Says when the stop is in it, and holds up its caller until the loop has taken it."""
-
-        def append(self, work: Work) -> None:
-            super().append(work)
-            if work == thread.loop.stop:
-                stopping.set()
-                thread._thread.join(30)
-
-    thread._inbox = Inbox()
-
-    def hold() -> None:
-        stopping.wait(30)
-
-    thread.post(hold)
-    thread.close()
-    assert thread.loop.is_closed() and not thread._thread.is_alive()

@@ -27,12 +27,10 @@ from delayd.errors import (
     BadHeaders,
     BadRequest,
     BatchMalformed,
-    NotReady,
     ServerUnavailable,
     StaleHandle,
 )
-from delayd.net.connection import Connection
-from delayd.wire.frame import Frame, HeadValue
+from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
 from tests.unit.client.consumers import consumer_of, until_answered
 from tests.unit.client.core_server import SUBJECT, CoreServer
@@ -123,37 +121,6 @@ CLIENT = str(Path(delayd.client.__file__).parent)
 def default_consumer(world: World, lease: timedelta = LEASE) -> AsyncConsumer:
     """With default settings, but for the lease."""
     return AsyncConsumer(world.address, SUBJECT, "g", lease=lease)
-
-
-def not_handed_out(world: World, handed_out: int) -> list[int]:
-    """What the consumer holds beyond the first messages."""
-    return sorted(consume for consume, _ in world.realtime.held.values() if consume >= handed_out)
-
-
-async def work_off(consumer: AsyncConsumer, count: int, each_s: float) -> None:
-    """Handle so many messages at that pace."""
-    for _ in range(count):
-        message = await anext(consumer)
-        await asyncio.sleep(each_s)
-        await message.ack(wait=False)
-
-
-def test_rule_Q4_what_a_stalled_handler_does_not_come_for_goes_back_in_time_and_uncounted() -> None:
-    async def scenario(world: World) -> None:
-        add_messages(world, 100)
-        async with default_consumer(world) as consumer:
-            await work_off(consumer, 20, 0.001)
-            stalled = await anext(consumer)
-            await until(lambda: bool(not_handed_out(world, 21)))
-            await until(lambda: not not_handed_out(world, 21))
-            assert len(world.realtime.held) == 1 and world.realtime.counted == []
-            await stalled.ack()
-            # It goes on with what came back, as if nothing had been.
-            handled = [await anext(consumer) for _ in range(79)]
-            assert {message.attempt for message in handled} == {1}
-            assert sorted(message.sequence for message in handled) == list(range(22, 101))
-
-    on_steady_loop(scenario)
 
 
 def test_rule_Q4_a_cancelled_pull_loses_nothing() -> None:
@@ -407,47 +374,6 @@ def test_no_lease_is_kept_for_longer_than_that() -> None:
                 break
 
     on_steady_loop(scenario)
-
-
-WAIT = timedelta(seconds=5)
-
-
-def _frames(world: World, kind: RequestType) -> list[Frame]:
-    return [frame for frame in world.realtime.seen if frame.type == kind]
-
-
-def _has_said(world: World, times: int) -> bool:
-    return len(_frames(world, RequestType.PULL_END)) == times
-
-
-@pytest.mark.parametrize("kind", [{"ephemeral": True}, {"exclusive": True}])
-def test_a_consumer_whose_server_refuses_to_hear_that_it_is_back_says_it_again(
-    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused: list[Frame] = []
-
-    async def scenario(world: World) -> None:
-        serve = world.realtime.serve
-
-        def starting(connection: Connection, frame: Frame) -> None:
-            if frame.type == RequestType.PULL_END and len(refused) < 2:
-                refused.append(frame)
-                connection.answer_error(frame.request_id, NotReady("it starts", retry_after_ms=5))
-            else:
-                serve(connection, frame)
-
-        async with AsyncConsumer(world.address, SUBJECT, "g", prefetch=False, **kind) as consumer:
-            world.realtime.add(b"1")
-            await (await consumer.pull(1, wait=WAIT)).ack()
-            monkeypatch.setattr(world.realtime, "serve", starting)
-            world.realtime.drop_connections()
-            # Nothing is pulled: a caller may be at work for hours.
-            await until(lambda: _has_said(world, 3))
-            assert world.realtime.connected_count == 2
-            heads = [frame.head for frame in _frames(world, RequestType.PULL_END)]
-            assert heads[0] == heads[1] == heads[2]
-
-    on_loop(scenario)
 
 
 GROUP = "g"

@@ -16,8 +16,6 @@ import pytest
 import delayd
 from delayd import AsyncProducer
 from delayd.batch.content import Names, slots_of_names
-from delayd.client.asking import messages as questions
-from delayd.client.sending.outbox import Gathering
 from delayd.client.sending.receipts import Accepted, Verdicts
 from delayd.errors import (
     BadArgument,
@@ -27,7 +25,6 @@ from delayd.errors import (
     DelaydError,
     DiskReserve,
     HourFull,
-    InternalError,
     LogId,
     NotOwner,
     NotReady,
@@ -35,7 +32,6 @@ from delayd.errors import (
     QueueFull,
     QuotaReached,
     Rebuilding,
-    RetryLater,
     SendHandle,
     ServerFenced,
     SlowDown,
@@ -125,52 +121,6 @@ def test_a_caller_that_is_cancelled_stops_waiting_and_nobody_else_does() -> None
     on_loop(scenario)
 
 
-def test_a_large_batch_is_split_and_its_receipt_names_every_row() -> None:
-    async def scenario(world: World) -> None:
-        count = 20_000
-        due = PAST_MS + np.arange(count, dtype=np.int64)[::-1]
-        bodies = [b"%d" % row for row in range(count)]
-        async with AsyncProducer(world.address) as producer:
-            receipt = await producer.send_batch("a", bodies, due)
-        assert len(world.delay.kept) == 3
-        by_sequence = dict(zip(range(1, count + 1), world.delay.rows, strict=True))
-        assert [by_sequence[sequence] for sequence in receipt.sequences.tolist()] == [
-            (b"a", body, at) for body, at in zip(bodies, due.tolist(), strict=True)
-        ]
-        assert receipt.deliver_at_ms.tolist() == due.tolist()
-        assert receipt.rows.tolist() == list(range(count)) and receipt.was_due.all()
-        assert set(receipt.log_ids.tolist()) == {101}
-
-    on_loop(scenario)
-
-
-def test_rule_I3_after_bytes_left_a_batch_goes_to_no_other_group() -> None:
-    async def scenario(world: World) -> None:
-        other = await world.second_delay()
-        async with AsyncProducer(world.address) as producer:
-            await asyncio.gather(*(producer.send("a", b"warm", deliver_at_ms=PAST_MS) for _ in range(2)))
-            first = world.delay if not world.delay.kept else other
-            second = other if first is world.delay else world.delay
-
-            kept_before = len(second.rows)
-            first.script.append(drop_before)
-            sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
-            await until(lambda: bool(first.numbers))
-            await first.stop()
-            # After each try that fails, meta is asked where the server is.
-            asked = len(world.meta.seen)
-            await until(lambda: len(world.meta.seen) > asked + 1)
-            await skip(LIMIT_S)
-            error = await error_of(sending)
-            assert isinstance(error, OutcomeUnknown)
-            assert error.handle.log_id == first.log_id
-            assert len(second.rows) == kept_before
-            # The other group serves new sends meanwhile and after.
-            assert (await producer.send("a", b"y", deliver_at_ms=PAST_MS)).log_id == second.log_id
-
-    on_steady_loop(scenario)
-
-
 def test_an_unknown_outcome_can_be_asked_for_later() -> None:
     async def scenario(world: World) -> None:
         async with AsyncProducer(world.address) as producer:
@@ -223,19 +173,6 @@ def test_refused_rows_fail_alone_and_the_others_go_again_as_a_new_batch() -> Non
     on_loop(scenario)
 
 
-def test_a_server_that_comes_back_at_another_address_is_found() -> None:
-    async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address) as producer:
-            await producer.send("a", b"x", deliver_at_ms=PAST_MS)
-            await world.delay.stop()
-            world.delay.port = 0
-            sending = producer.send("a", b"y", deliver_at_ms=PAST_MS)
-            await world.delay.start()
-            assert (await sending).sequence == 2
-
-    on_loop(scenario)
-
-
 def test_rule_I3_another_log_at_the_same_address_gets_nothing_of_the_old_one() -> None:
     async def scenario(world: World) -> None:
         async with AsyncProducer(world.address) as producer:
@@ -253,28 +190,6 @@ def test_rule_I3_another_log_at_the_same_address_gets_nothing_of_the_old_one() -
             assert stranger.numbers == []
 
     on_steady_loop(scenario)
-
-
-@pytest.mark.parametrize("place", ["encode", "accept"])
-def test_a_bug_in_a_batch_fails_its_sends_and_no_other(
-    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("a bug")
-
-    async def scenario(world: World) -> None:
-        async with AsyncProducer(world.address) as producer:
-            await producer.send("a", b"x", deliver_at_ms=PAST_MS)
-            with monkeypatch.context() as broken:
-                broken.setattr(Gathering, place, fail)
-                sent = [producer.send("a", b"x", deliver_at_ms=PAST_MS) for _ in range(3)]
-                errors = [await error_of(future) for future in sent]
-            assert [type(error) for error in errors] == [InternalError] * 3
-            await producer.send("a", b"y", deliver_at_ms=PAST_MS)
-            await producer.flush()
-
-    on_loop(scenario)
-    assert "ZeroDivisionError" in caplog.text
 
 
 OF_THE_SERVER = (ClockInDoubt, DiskReserve, NotReady, Rebuilding, ServerFenced, SlowDown, Stopping)
@@ -398,36 +313,6 @@ def test_rule_I4_a_key_that_has_moved_is_sent_to_its_new_owner() -> None:
     on_loop(scenario)
 
 
-def test_rule_I4_a_key_waits_for_its_owner_and_goes_to_no_other() -> None:
-    async def scenario(world: World) -> None:
-        other = await world.second_delay()
-        world.meta.owners = {slot_of(b"s", b"k"): other.log_id}
-        await other.stop()
-        world.servers.remove(other)
-        async with AsyncProducer(world.address) as producer:
-            sending = producer.send("s", b"x", deliver_at_ms=PAST_MS, key="k")
-            # After each try that fails, meta is asked where the server is.
-            await until(lambda: len(world.meta.seen) > 4)
-            await skip(LIMIT_S)
-            error = await error_of(sending)
-            assert isinstance(error, RetryLater)
-        assert not world.delay.kept
-
-    on_steady_loop(scenario)
-
-
-class Waits:
-    """Takes the place of `spread_ms`: a client that was refused waits for so long, and this is noted."""
-
-    def __init__(self, wait_s: float) -> None:
-        self.count = 0
-        self._wait_s = wait_s
-
-    def __call__(self, retry_after_ms: int) -> float:
-        self.count += 1
-        return self._wait_s * 1_000
-
-
 class Pending:
     """Answers questions by key as a delay server does; it knows the keys of one subject."""
 
@@ -476,33 +361,6 @@ def test_a_question_by_key_goes_to_the_new_owner_when_the_old_one_is_lost_meanwh
         other.serve = serve  # type: ignore[method-assign]
 
     on_loop(lambda world: asked_after_the_owner_changed(world, partial(break_off, world)))
-
-
-def test_a_question_by_key_waits_for_an_owner_that_meta_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = Waits(LIMIT_S * 2 / 3)
-
-    async def scenario(world: World) -> None:
-        await world.second_delay()
-        pending = Pending(world, b"s", [b"k"])
-        world.meta.owners = {slot_of(b"s", b"k"): 999}
-        with monkeypatch.context() as patched:
-            patched.setattr(questions, "spread_ms", waits)
-            async with AsyncProducer(world.address) as producer:
-                asking = asyncio.ensure_future(producer.cancel("s", key="k"))
-                await until(lambda: waits.count == 1)
-                await skip(LIMIT_S * 2 / 3)
-                error = await error_of(asking)
-                assert isinstance(error, RetryLater) and "00000000000003e7 owns these keys" in error.message
-        assert not pending.requests
-        assert world.meta.asked_for_owners == 2
-        async with AsyncProducer(world.address) as producer:
-            asking = asyncio.ensure_future(producer.cancel("s", key="k"))
-            before = world.meta.asked_for_owners
-            await until(lambda: world.meta.asked_for_owners > before)
-            world.meta.owners = {}
-            assert await asking is CancelAnswer.CANCELLED
-
-    on_steady_loop(scenario)
 
 
 NO_REFUSAL: list[Head] = [
