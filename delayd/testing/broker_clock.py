@@ -23,7 +23,6 @@ from concurrent.futures import Future
 from contextvars import Context
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from delayd.client.engine import LoopThread
@@ -37,7 +36,7 @@ from delayd.errors import AlreadyClosed, BadArgument, WrongLoop
 from delayd.hours import INSTANT_MS_MAX, INSTANT_MS_MIN
 from delayd.machine.clock import ClockSources
 from delayd.wire.frame import Head
-from delayd.worker.job import HandlerThreads
+from delayd.worker.job import Job, current
 
 if TYPE_CHECKING:
     from delayd.client.pulling.acks import Handles
@@ -58,7 +57,7 @@ _NS_PER_MS = 1_000_000
 
 C = TypeVar("C")
 Ts = TypeVarTuple("Ts")
-Who = threading.Thread | asyncio.Task[Any]
+Who = threading.Thread | asyncio.Task[Any] | Job
 
 log = logging.getLogger(__name__)
 
@@ -224,13 +223,13 @@ class BrokerClock(HomeClock):
 
     def delay_us(self) -> int:
         """See HomeClock."""
-        self._catch_up()
-        return self.time.now_ms * 1_000
+        return self.wall_ms() * 1_000
 
     def wall_ms(self) -> int:
         """See HomeClock."""
         self._catch_up()
-        return self.time.now_ms
+        # On a loop the clock may still be on its way to the frozen time, from which the caller counts.
+        return max(self.time.now_ms, self._ahead_ms() or 0)
 
     def lease_s(self) -> float:
         """See HomeClock."""
@@ -350,19 +349,27 @@ class BrokerClock(HomeClock):
 
     def _catch_up(self) -> None:
         """A caller that has moved a frozen time before its call is served by that time."""
+        frozen_ms = self._ahead_ms()
+        if frozen_ms is not None and not _is_on_a_loop():
+            self._call(self._go_to, frozen_ms)
+
+    def caught_up(self) -> Coroutine[Any, Any, None] | None:
+        """What a caller on a loop awaits for the same; None when there is nothing to wait for."""
+        frozen_ms = self._ahead_ms()
+        return None if frozen_ms is None else self._await(self._go_to, frozen_ms)
+
+    def _ahead_ms(self) -> int | None:
+        """The frozen time to which the clock is to go before this caller is served."""
         frozen_ms = _frozen_ms()
-        if frozen_ms is None or _is_on_a_loop():
-            return
         # The clock may be there already and its servers still at work on what is due.
-        if frozen_ms <= self.time.now_ms and not self._moving.locked():
-            return
-        if self._moving.locked() and self._waits_for_caller():
-            return  # The clock is on its way there.
-        self._call(self._go_to, frozen_ms)
+        if frozen_ms is None or (frozen_ms <= self.time.now_ms and not self._moving.locked()):
+            return None
+        # On its way there it may wait for this caller.
+        return None if self._moving.locked() and self._waits_for_caller() else frozen_ms
 
     def _waits_for_caller(self) -> bool:
-        who = threading.current_thread()
-        return _is_a_workers() or any(core.has_caller(who) for core in list(self.followed))
+        who = _who()
+        return _job() is not None or any(core.has_caller(who) for core in list(self.followed))
 
     def _call(self, go: Callable[[int], Coroutine[Any, Any, None]], ms: int) -> None:
         if _is_on_a_loop():
@@ -408,7 +415,7 @@ class _Caller:
 
     def is_at_work(self, who: Who) -> bool:
         """Whether something may still be done because of what it got."""
-        if not self.waits and (who.done() if isinstance(who, asyncio.Task) else not who.is_alive()):
+        if not self.waits and _has_ended(who):
             return False
         return bool(self.in_hand) or monotonic_s() - self.settled_s < AFTERWARDS_S
 
@@ -443,8 +450,8 @@ class FollowedCore(ConsumerCore[Batch]):
         """Whether a caller waits for messages, or has got some since the clock began to move."""
         return bool(self._callers)
 
-    def has_caller(self, who: threading.Thread) -> bool:
-        """Whether a thread waits for messages, or is at work on some."""
+    def has_caller(self, who: Who) -> bool:
+        """Whether a caller waits for messages, or is at work on some."""
         caller = self._callers.get(who)
         return caller is not None and (caller.waits or caller.is_at_work(who))
 
@@ -486,7 +493,9 @@ class FollowedCore(ConsumerCore[Batch]):
 
     def more(self, most: int | None, until: float) -> Coroutine[Any, Any, bool]:
         """See ConsumerCore; the caller waits from this call on."""
-        return self._wait(partial(super().more, most, until))
+        wait = partial(self._wait, partial(super().more, most, until))
+        caught_up = self._clock.caught_up() if self._thread is None else None
+        return wait() if caught_up is None else _one_by_one(caught_up, wait)
 
     def more_to_iterate(self) -> Coroutine[Any, Any, bool]:
         """See ConsumerCore."""
@@ -534,6 +543,14 @@ class FollowedCore(ConsumerCore[Batch]):
             if not caller.in_hand.isdisjoint(keys):
                 caller.in_hand.difference_update(keys)
                 caller.settled_s = 0.0 if caller.waits else monotonic_s()
+                if (job := _job()) is not None:
+                    # A worker's handler says it itself, and goes on.
+                    self._callers.setdefault(job, _Caller()).in_hand.update(keys)
+
+
+async def _one_by_one(first: Coroutine[Any, Any, None], then: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+    await first
+    return await then()
 
 
 def _who() -> Who:
@@ -544,12 +561,16 @@ def _who() -> Who:
         return threading.current_thread()
 
 
-def _is_a_workers() -> bool:
-    """Whether this is a thread of a worker: the clock waits for its handler."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not HandlerThreads._serve.__code__:
-        frame = frame.f_back
-    return frame is not None
+def _job() -> Job | None:
+    """What a worker's handler that calls is at work on."""
+    job = current.get()
+    return None if job is None or job.is_settled else job
+
+
+def _has_ended(who: Who) -> bool:
+    if isinstance(who, Job):
+        return who.is_settled
+    return who.done() if isinstance(who, asyncio.Task) else not who.is_alive()
 
 
 def _is_on_a_loop() -> bool:

@@ -27,7 +27,7 @@ import traceback
 from _queue import SimpleQueue  # As in `delayd.machine.executor`.
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import Any, NamedTuple
 
 from delayd.batch.labels import TRACE_HEADER, traceparent, traceparent_of
@@ -42,6 +42,9 @@ from delayd.worker.verdicts import DONE, JobVerdict, Reject, Retry, verdict_of
 
 _PID = os.getpid
 _HEADER = TRACE_HEADER.encode()
+
+current: ContextVar[Job | None] = ContextVar("delayd.worker.job", default=None)
+"""The job whose handler runs; what the handler has begun may have it for longer."""
 
 
 class Job:
@@ -78,6 +81,7 @@ class Job:
 async def work_on(job: Job, handler: Handler, chain: Chain, finish: Finish) -> None:
     """Run middleware and handler; the verdict is in the job then. In a thread this never suspends."""
     pid = _PID()
+    current.set(job)
     message = job.given
     begun: list[Hooks] = []
     try:

@@ -455,6 +455,37 @@ def test_what_a_handler_sends_after_its_acknowledgement_is_not_missed(delayd_bro
     assert not worker.is_alive()
 
 
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_what_a_workers_handler_sends_after_its_own_acknowledgement_is_not_missed(
+    delayd_broker: InMemoryBroker, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    begun, seen, worker = delayd_broker.clock.now, list[float](), delayd_broker.worker()
+    with delayd_broker.producer() as producer:
+
+        def work(body: bytes, message: delayd.Message) -> None:
+            seen.append((delayd_broker.clock.now - begun) / DAY)
+            message.ack()
+            threading.Event().wait(0.05)  # Some work after the acknowledgement.
+            producer.send("a", b"x", delay=DAY)
+
+        async def work_on_loop(body: bytes, message: delayd.AsyncMessage) -> None:
+            seen.append((delayd_broker.clock.now - begun) / DAY)
+            await message.ack()
+            await asyncio.sleep(0.05)
+            await asyncio.to_thread(producer.send, "a", b"x", delay=DAY)
+
+        worker.on("a", group="g")(work if kind == "function" else work_on_loop)
+        serving = threading.Thread(target=lambda: asyncio.run(worker.serve()))
+        serving.start()
+        _until_one_waits(delayd_broker)
+        producer.send("a", b"x", delay=DAY)
+        delayd_broker.clock.advance(5 * DAY)
+        assert seen == [1, 2, 3, 4, 5]
+        assert "clock_goes_on" not in caplog.text, "a handler that has ended is not waited for"
+        worker.stop()
+        serving.join()
+
+
 def test_a_lease_that_is_kept_lasts_while_the_clock_moves(delayd_broker: InMemoryBroker) -> None:
     lease = timedelta(seconds=20)
     with (
@@ -532,6 +563,40 @@ def test_a_workers_function_that_sends_in_frozen_time_does_not_wait_for_the_cloc
             assert seen == [1, 2, 3]
             worker.stop()
             serving.join()
+
+
+def test_on_a_loop_the_next_call_after_frozen_time_has_moved_finds_what_is_due() -> None:
+    async def scenario(broker: InMemoryBroker, tick: Callable[[timedelta], object]) -> None:
+        seen, begun = list[float](), broker.clock.now
+        async with (
+            broker.async_producer() as producer,
+            broker.async_consumer("a", "g") as consumer,
+            broker.async_consumer("b", "g") as other,
+        ):
+            for _ in range(3):
+                tick(DAY)
+                await producer.send("b", b"1", delay=DAY)  # From the frozen time on.
+                assert not len(await other.pull(wait=AT_ONCE))
+                tick(DAY)
+                batch = await other.pull(wait=AT_ONCE)
+                assert len(batch) == 1
+                await batch.ack()
+
+            async def send_again() -> None:
+                async for message in consumer:
+                    seen.append((broker.clock.now - begun) / DAY)
+                    await producer.send("a", b"x", delay=DAY)
+                    await message.ack()
+
+            working = asyncio.create_task(send_again())
+            await producer.send("a", b"x", delay=DAY)
+            tick(3 * DAY + timedelta(hours=1))
+            await other.pull(wait=AT_ONCE)
+            assert seen == [7, 8, 9]
+            working.cancel()
+
+    with freeze_time("2026-01-01", real_asyncio=True) as frozen, InMemoryBroker() as broker:
+        asyncio.run(scenario(broker, frozen.tick))
 
 
 def test_what_was_said_before_the_clock_is_moved_is_heard_before_it_moves(delayd_broker: InMemoryBroker) -> None:
