@@ -772,7 +772,8 @@ def _state(disk: Disk, path: str) -> Iterator[FileReport]:
         elif not damaged:
             yield FileReport(file, STATE_KIND, FileState.OK, size, rows=len(pairs))
         for pair in pairs:
-            if pair.key == KEYS_KEY and not damaged:
+            # A copy leaves the whole folder out, because a start makes the index again.
+            if pair.key == KEYS_KEY and not damaged and disk.exists(f"{path}/{KEYS_FOLDER}"):
                 yield from _named_runs(disk, path, KnownRuns.decode(check_stored(file, *pair)))
     except DataError as error:
         yield damage_report(f"{path}/state.lmdb/{LMDB_FILE}", STATE_KIND, error)

@@ -310,6 +310,11 @@ def test_a_run_of_keys_that_is_being_written_is_no_damage(books: Books) -> None:
     assert report.sound and report_on(report, beside).state is FileState.TORN
 
 
+def test_a_copy_without_the_folder_of_the_index_of_keys_is_sound(books: Books) -> None:
+    shutil.rmtree(write_key_run(books).parent)
+    assert verify_directory(books.root).sound
+
+
 def segments(tmp_path: Path) -> list[Path]:
     """The files of a message log of several segments, alone in its directory."""
     books = Books(str(tmp_path / "segmented"), segment_bytes=1)
