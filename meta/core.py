@@ -78,9 +78,9 @@ from .slots import (
 
 log = logging.getLogger(__name__)
 
-ROUTE_PREFIX = b"route/"
-LOOK_PREFIX = b"look/"  # Routes that no message has used yet.
-MOVE_PREFIX = b"move/"  # Routes that an operator has moved, for the delay servers.
+ROUTE_PREFIX = b"route/"  # `<subject>` The log_id of its realtime server.
+LOOK_PREFIX = b"look/"  # `<subject>` The same while no message has used the route.
+MOVE_PREFIX = b"move/"  # `<subject>` [number, log_id]: a route that an operator has moved, for the delay servers.
 MOVES_MAX = 100  # Moves in one answer; a delay server asks again for more.
 DISK_RETRY_AFTER_MS = 1_000  # Somebody must free space first.
 STORED_RETRY_AFTER_MS = 50  # The hint while a transaction is under way.

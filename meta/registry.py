@@ -240,7 +240,7 @@ def _in_one_place(one: Registered, other: Registered) -> bool:
     return one.endpoint == other.endpoint
 
 
-PREFIX = b"cordon/"
+PREFIX = b"cordon/"  # `<u64 log_id>` A delay server that takes no new messages.
 
 log = logging.getLogger(__name__)
 

@@ -40,6 +40,7 @@ Given = dict[int, tuple[int, int]]
 
 log = logging.getLogger(__name__)
 
+# Of each of the 1,024 slots: u64 log_id of its owner (0: nobody, 2^64 - 1: two servers claim it), u32 version.
 STATE_KEY = b"slots"
 NOBODY = 0
 # Stands for the owner of a slot that two servers claim with one version: only an operator may say who it is.
@@ -173,8 +174,8 @@ def read_slot_table(state: State) -> SlotOwners | None:
     return SlotOwners(entries["log_id"].astype(np.uint64), entries["version"].astype(np.uint32))
 
 
-MEMBER_PREFIX = b"slot_member/"
-DOUBT_KEY = b"slots_in_doubt"
+MEMBER_PREFIX = b"slot_member/"  # `<u64 log_id>` Empty: this delay server may own slots.
+DOUBT_KEY = b"slots_in_doubt"  # Empty: meta may not know all owners.
 
 
 class Members:

@@ -24,8 +24,12 @@ from .handoff import Origin, Origins
 from .subject_index import Index, Subject
 from .terms import OPEN, decode_filter, encode_filter
 
+# `<u64 log_id>` {epoch, instance, session, w, decided_offset, highest_sequence} of a delay server.
 ORIGIN_PREFIX = b"origin/"
-NAME_PREFIX = b"name/"  # A group's names alone, in case the value with its progress does not check.
+# `<u32 id>` {subject, group}: what a group is called, in case the value with its progress does not check.
+NAME_PREFIX = b"name/"
+# [[epoch, pull_first]…], the newest 1,000, rising: the lives that gave out messages, and the first pull sequence of
+# each (docs/formats/pull.md).
 LIVES_KEY = b"lives"
 LIVES_MAX = 1_000  # Acknowledgements of this many newest lives are recognised.
 COPIED = (CHECKPOINT_KEY, LIVES_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX)

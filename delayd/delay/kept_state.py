@@ -65,6 +65,7 @@ from delayd.machine.state import State
 
 log = logging.getLogger(__name__)
 
+# {replay_offset, replay_crc32c, next_sequence, appended_at_ms, reach_ms, skipped}: how far the message log is filed.
 CHECKPOINT_KEY = b"checkpoint"
 
 Pairs = list[tuple[bytes, bytes]]

@@ -33,6 +33,9 @@ from delayd.errors import BatchMalformed, BatchNumberReused, DelaydError, Produc
 from delayd.log.hour import ENDED_BYTES, decode_ended
 
 PIECE_PRODUCERS = 1_000  # One turn of the loop looks at this many producers; each takes some microseconds.
+# `<u64 id>` {low_water, seen_at_ms, batches: bytes}, 40 bytes a batch: u64 number · u64 base_sequence · u32 count · i64
+# appended_at_ms · u32 columns_crc · u32 heap_crc · u32 decided_bytes, and as many bytes of the rows that its sender is
+# told (docs/keys.md, Records).
 PREFIX = b"producer/"
 BYTES_MAX = 128 << 20  # All producers: 160,000 of them with one number each, or 560,000 numbers.
 PRODUCER_BYTES = 640  # One producer takes this much memory, without its numbers.

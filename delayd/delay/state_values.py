@@ -5,11 +5,13 @@ from typing import cast
 
 from delayd.log.checkpoint import Value
 
-TARGET_PREFIX = b"target/"
+TARGET_PREFIX = b"target/"  # `<subject>` Its realtime server, by log_id (rule H5).
 
-ENDED_KEY = b"ended"  # Rows that decisions have ended, and whose outcomes are not durable yet (rule C2).
+# Rows that decisions have ended, and whose outcomes were not all durable then: 48 bytes each, as in the record `ended`
+# (docs/keys.md, Records; rule C2).
+ENDED_KEY = b"ended"
 
-DROPPED_KEY = b"dropped"  # Rows of schedule logs that operators gave up (rule S5).
+DROPPED_KEY = b"dropped"  # As in the checkpoint file: rows of schedule logs that operators gave up (rule S5).
 
 
 def encode_dropped(dropped: Mapping[int, int]) -> list[Value]:

@@ -307,7 +307,7 @@ def _is_watermark(value: list[int]) -> bool:
     return len(value) == 2 and all(isinstance(number, int) for number in value)
 
 
-QUOTA_PREFIX = b"quota/"
+QUOTA_PREFIX = b"quota/"  # `<subject>` [per_second, pending, pending_bytes], each a number or nil (docs/quotas.md).
 
 
 class QuotaLimits(NamedTuple):

@@ -20,6 +20,8 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, read
 from delayd.machine.disk import NamedReads
 
 FOLDER = "keys"
+# [seed, next_number, [[number, entries, total_bytes, tables_crc32c], …], whole]: the runs of the index of keys that
+# count, oldest first. When `whole` is false, the index must be made again.
 STATE_KEY = b"keys"
 HEADER = struct.Struct("<QQQQIII16xI")
 HEADER_AT = FILE_HEADER_BYTES

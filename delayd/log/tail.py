@@ -47,11 +47,15 @@ from delayd.log.segment import (
 )
 from delayd.machine.disk import Disk, list_named, open_named
 
-# Keys of a realtime server's state (docs/formats/checkpoint.md, LMDB).
+# {indexed_offset, indexed_crc32c, next_sequence, window_offset, pull_offset, pull_crc32c, next_pull, kept_from,
+# tally_offset, incarnation}; kept_from: retention has removed nothing of the message log from there on.
 CHECKPOINT_KEY = b"checkpoint"
+# `<name>` {id, end, segment_base, segment_count, segment_crc32c, first, valid} (docs/formats/consume.md).
 SUBJECT_PREFIX = b"subject/"
+# `<u32 id>` {subject, group, next, pulls, redeliver, known_from, given_back, lapsed, decided, leaving, held_back,
+# ephemeral, filter, ordered}, and in_flight_max, begins_at_ms where they are not 0 (docs/formats/pull.md).
 GROUP_PREFIX = b"group/"
-COPY_PREFIX = b"copy/"  # A second copy of small values that can't be rebuilt from anything else.
+COPY_PREFIX = b"copy/"  # `<key>` The same as under `checkpoint`, `lives`, `origin/…` and `subject/…`.
 QUARANTINE = "quarantine"  # The folder with the files beside damaged logs of hours.
 
 Scan = Callable[[bytes, list[DamagedValue]], list[tuple[bytes, bytes]]]

@@ -186,7 +186,9 @@ def _number(path: str, key: bytes, value: bytes, place: int | None) -> int:
     return number
 
 
-PLACE_KEY = b"place"  # In a server's state.
+# The folder in which the server ran last; of delay and realtime servers, in which meta took it, and all targets had
+# answered it, last (docs/protocol.md, Meta).
+PLACE_KEY = b"place"
 MARKER = "place"  # In a server's folder.
 MARKER_TEXT = b"The time of this file tells its server whether the folder was copied or restored.\n"
 MACHINE_ID = "/etc/machine-id"  # Made by systemd; without it only the file system tells machines apart.

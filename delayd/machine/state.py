@@ -459,7 +459,7 @@ def _read_meta(path: str, data: bytes, position: int) -> _Meta:
     return _Meta(page_bytes, free_depth, free_root, depth, root, entries, last_page, transaction)
 
 
-PREFIX = b"operator/"
+PREFIX = b"operator/"  # `<u64 number>` {at_ms, what}: what operators have decided, the last 1,000.
 ENTRIES_MAX = 1_000
 
 

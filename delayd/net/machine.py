@@ -129,7 +129,7 @@ REAL_MACHINE = RealMachine()
 
 ROLES = {FileKind.MESSAGE: "delay", FileKind.REALTIME: "realtime"}
 """Whose message log the files of a kind are."""
-SERVER_PREFIX = b"server/"  # In meta's state only: the servers that have registered.
+SERVER_PREFIX = b"server/"  # `<role>/<u64 log_id>` {host, port, epoch, pid, place} of a server that has registered.
 
 
 def check_role(disk: Disk, folder: str, role: str) -> None:

@@ -28,20 +28,28 @@ from cli.serve import setting_text
 from delayd.batch import columns, names
 from delayd.batch.columns import ASKED_BY_KEY, DTYPES, KIND_COLUMNS, BatchKind, ColumnId, KindColumns
 from delayd.config import CONFIGS
-from delayd.delay import parts, producers, subjects
+from delayd.delay import kept_state, parts, producers, state_values, subjects
+from delayd.delay.books import sealing
 from delayd.delay.books.retention import NOT_SEALED
 from delayd.delay.ending import message_requests
-from delayd.log import control
+from delayd.delay.filing import hour_table
+from delayd.delay.handoff import dispatcher, target_words
+from delayd.delay.keys import owned_slots
+from delayd.log import control, key_run, tail
+from delayd.machine import identity, state
 from delayd.machine.operating import WaitKind
-from delayd.net import budget
+from delayd.net import budget, machine
 from delayd.net.registration import RegistrationState
 from delayd.reading import export, tables
 from delayd.reading.findings import SENTENCES
 from delayd.wire import frame, scheduling
 from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, META, REALTIME, RequestType
+from meta import core as meta_core
+from meta import registry, slots
 from realtime import answers as realtime_parts
 from realtime import consumers, delay_servers, group_records, group_window, groups, polls, pulls, subscriptions
+from realtime import kept as realtime_kept
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -114,19 +122,30 @@ def _requests(*roles: str) -> Callable[[], Iterator[str]]:
 
 
 def _bounds(*constants: tuple[ModuleType, str]) -> Callable[[], Iterator[str]]:
-    """Constants with their comments, which stand behind them or above."""
-
     def rows() -> Iterator[str]:
         yield from ("| bound | of what |", "|---|---|")
         for module, name in constants:
             value = getattr(module, name)
-            line = rf"^(?:# (.+)\n)?{name} = [^#\n]+?(?:  # (.+))?$"
-            found = re.search(line, inspect.getsource(module), re.MULTILINE)
-            assert found and any(found.groups()), f"{module.__name__} does not say what {name} is"
             shown = _size(value) if "BYTES" in name and value >= 1 << 20 else f"{value:,}" + " B" * ("BYTES" in name)
-            yield f"| {shown} | {_cell(found[2] or found[1])} |"
+            yield f"| {shown} | {_cell(_comment(module, name))} |"
 
     return rows
+
+
+def _comment(module: ModuleType, name: str) -> str:
+    """What is said of a constant, behind it or above."""
+    found = re.search(rf"^((?:# .+\n)*){name} = [^#\n]+?(?:  # (.+))?$", inspect.getsource(module), re.MULTILINE)
+    assert found and any(found.groups()), f"{module.__name__} does not say what {name} is"
+    return found[2] or " ".join(found[1].replace("\n# ", " ").split()[1:])
+
+
+def _state_keys() -> Iterator[str]:
+    yield from ("| server | key | value |", "|---|---|---|")
+    for whose, module, name in STATE_KEYS:
+        found = re.fullmatch(r"(?:`(<[^`]+)` )?(.+)", _comment(module, name))
+        assert found
+        key = f"{getattr(module, name).decode()}{found[1] or ''}"
+        yield f"| {whose} | {_code(key)} | {_cell(_linked(found[2], FORMATS))} |"
 
 
 def _listing(kind: type[GroupInfo] | type[SubjectInfo]) -> Callable[[], Iterator[str]]:
@@ -355,6 +374,46 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+# Keys of the state of each server, whose comments begin with what follows the key.
+STATE_KEYS = (
+    ("all", identity, "PLACE_KEY"),
+    ("meta, delay", state, "PREFIX"),
+    ("delay", kept_state, "CHECKPOINT_KEY"),
+    ("delay", hour_table, "PREFIX"),
+    ("delay", hour_table, "BESIDE_PREFIX"),
+    ("delay", hour_table, "OUTCOME_PREFIX"),
+    ("delay", hour_table, "GIVEN_UP_PREFIX"),
+    ("delay", hour_table, "SALVAGE_PREFIX"),
+    ("delay", state_values, "DROPPED_KEY"),
+    ("delay", state_values, "ENDED_KEY"),
+    ("delay", key_run, "STATE_KEY"),
+    ("delay", sealing, "KEY"),
+    ("delay", producers, "PREFIX"),
+    ("delay", state_values, "TARGET_PREFIX"),
+    ("delay", target_words, "END_PREFIX"),
+    ("delay", target_words, "LOST_PREFIX"),
+    ("delay", target_words, "ACCEPTED_PREFIX"),
+    ("delay", target_words, "REFUSER_PREFIX"),
+    ("delay", dispatcher, "SEEN_KEY"),
+    ("delay", control, "QUOTA_PREFIX"),
+    ("delay", owned_slots, "STATE_KEY"),
+    ("delay", owned_slots, "LEAVING_KEY"),
+    ("realtime", tail, "CHECKPOINT_KEY"),
+    ("realtime", realtime_kept, "ORIGIN_PREFIX"),
+    ("realtime", tail, "SUBJECT_PREFIX"),
+    ("realtime", realtime_kept, "LIVES_KEY"),
+    ("realtime", tail, "GROUP_PREFIX"),
+    ("realtime", realtime_kept, "NAME_PREFIX"),
+    ("realtime", tail, "COPY_PREFIX"),
+    ("meta", machine, "SERVER_PREFIX"),
+    ("meta", meta_core, "ROUTE_PREFIX"),
+    ("meta", meta_core, "LOOK_PREFIX"),
+    ("meta", meta_core, "MOVE_PREFIX"),
+    ("meta", slots, "STATE_KEY"),
+    ("meta", slots, "MEMBER_PREFIX"),
+    ("meta", slots, "DOUBT_KEY"),
+    ("meta", registry, "PREFIX"),
+)
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "columns": _columns,
     "commands": _commands,
@@ -411,12 +470,22 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "records": _records,
     "moves": _moves,
     "parts": _parts,
+    "state_keys": _state_keys,
     "rooms": _rooms,
     "settings": _settings,
     "states": _states,
     "lines": _lines,
 }
-NAMES = ("audit.md", "cli.md", "protocol.md", "operations.md", "log-lines.md", "architecture.md", "formats/batch.md")
+NAMES = (
+    "architecture.md",
+    "audit.md",
+    "cli.md",
+    "formats/batch.md",
+    "formats/checkpoint.md",
+    "log-lines.md",
+    "operations.md",
+    "protocol.md",
+)
 PAGES = tuple(DOCS / name for name in NAMES)
 
 

@@ -9,7 +9,7 @@ import pytest
 from delayd.config import CONFIGS, load_config
 from delayd.net.budget import CONNECTIONS_MAX, FILES_MIN
 from delayd.net.program import STOP_MS_MAX
-from tests.unit.pages import PAGES, ROOT, as_on_the_page, files_on_the_page, logged, written
+from tests.unit.pages import PAGES, ROOT, STATE_KEYS, as_on_the_page, files_on_the_page, logged, written
 
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 LOG_LINES = (ROOT / "docs" / "log-lines.md").read_text()
@@ -19,6 +19,16 @@ SOURCES = ("delayd", "meta", "realtime", "cli", "spark")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_is_as_the_program_writes_it(page: Path) -> None:
     assert page.read_text() == written(page.read_text()), "run python -m tests.unit.pages"
+
+
+def test_the_page_of_the_state_has_each_key_that_a_source_names() -> None:
+    told = {getattr(module, name) for _, module, name in STATE_KEYS} | {b"identity"}
+    sources = (path.read_text() for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
+    named = {
+        key.encode() for text in sources for key in re.findall(r'^\w*(?:PREFIX|KEY) = b"(.+)"', text, re.MULTILINE)
+    }
+    assert len(named) > 30
+    assert named == told
 
 
 def test_the_page_of_log_lines_says_what_to_do_about_each_that_needs_somebody_and_of_no_other() -> None:

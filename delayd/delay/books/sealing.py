@@ -37,7 +37,7 @@ from delayd.log.log import Log, open_log, write_again
 from delayd.machine.identity import Site
 from delayd.outcome import Outcome
 
-KEY = b"seal"
+KEY = b"seal"  # [offset, crc32c, seals, sha256]: how far the seal log is counted (docs/formats/seal.md).
 PIECE_ROWS = 8_192  # 640 KiB of outcome rows: one piece takes some 2 ms.
 PIECE_BYTES = 4 << 20  # This much of the schedule side's columns is hashed at a time: some 3 ms.
 SEQUENCES_NAMED = 10

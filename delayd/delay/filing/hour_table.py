@@ -16,11 +16,19 @@ from numpy.typing import NDArray
 from delayd.batch.sequences import NO_SEQUENCES, Sequences
 from delayd.log.hour import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decode_hours, schedule_beside_path, schedule_path
 
-PREFIX = b"hour/"
-BESIDE_PREFIX = b"beside/"  # The same for the files beside damaged schedule logs.
+PREFIX = b"hour/"  # `<u32 hour>` Its 32 bytes, as in the checkpoint file.
+# `<u32 hour>` The same of the file beside a damaged schedule log (docs/formats/schedule.md).
+BESIDE_PREFIX = b"beside/"
+# `<u32 hour>` u64 length · u64 rows, little-endian: how much of the hour's dispatch log was durable at the last
+# checkpoint (rule L5).
 OUTCOME_PREFIX = b"outcomes/"
-GIVEN_UP_PREFIX = b"given_up/"  # Hours whose dispatch logs operators gave up.
-SALVAGE_PREFIX = b"salvage/"  # Hours whose schedule logs operators gave up, until a start has done that.
+# `<u32 hour>` [at_ms, done]: when an operator gave the hour's dispatch log up, and whether each row that it may have
+# named is IN_DOUBT, durably; gone with the hour. Until that is done also `below, pending`: rows of the hour with lower
+# sequences are in doubt if they have no outcome and are not pending. `pending` (bin): rising u64 sequences, each less
+# the one before, zlib.
+GIVEN_UP_PREFIX = b"given_up/"
+# `<u32 hour>` at_ms: when an operator gave the hour's schedule log up; gone when a start has done that.
+SALVAGE_PREFIX = b"salvage/"
 SEQUENCE_MAX = (1 << 64) - 1
 OUTCOME_ROW = struct.Struct("<QQ")
 ROOM_MIN = 64  # A table grows by at least this many rows.

@@ -418,7 +418,7 @@ def encode_notes(notes: Sequence[tuple[bytes, int]]) -> bytes:
     return encode_known([TargetNote(subject, target) for subject, target in notes])
 
 
-SEEN_KEY = b"moves_seen"
+SEEN_KEY = b"moves_seen"  # The number of the last moved route that is done.
 
 
 class RouteMoves:

@@ -22,9 +22,14 @@ from delayd.machine.state import OperatorLog, Pairs, State
 
 log = logging.getLogger(__name__)
 
+# `<u64 log_id>` [until_ms, freed]: a target that an operator gave up, and whether all that it may hold is IN_DOUBT.
 LOST_PREFIX = b"lost/"
+# `<u64 log_id>` [epoch, batch id]: a target that an operator accepted; batches up to this one say nothing of where its
+# log ends.
 ACCEPTED_PREFIX = b"accepted/"
-END_PREFIX = b"end/"
+END_PREFIX = b"end/"  # `<u64 log_id>` The highest offset at that realtime server that a dispatch log names (rule H7).
+# `<u64 log_id>` A target that takes this server for a restored copy, and that each start asks before it serves anybody
+# (rule H8): whether an operator has accepted that it forgets what it had heard. Gone when it hears a hello.
 REFUSER_PREFIX = b"refuser/"
 
 Parts = NDArray[np.void]

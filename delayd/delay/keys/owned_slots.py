@@ -54,8 +54,9 @@ from delayd.wire.meta import (
 
 log = logging.getLogger(__name__)
 
+# The slots that it owns, the version of each, and its peers, as REGISTER has them (docs/keys.md, Owners).
 STATE_KEY = b"slots"
-LEAVING_KEY = b"slots_leaving"
+LEAVING_KEY = b"slots_leaving"  # The slots that a drain takes away (docs/drain.md).
 ASK_RETRY_AFTER_MS = 200  # Meta comes back, or an operator's move goes on.
 
 Slots = NDArray[np.uint16]
