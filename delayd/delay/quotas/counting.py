@@ -7,17 +7,20 @@ A counting reads the logs on the worker thread and in pieces. What it reads was 
 2. The dispatch logs of the hours in which rows were found have their outcomes; decisions may be ahead of them.
 3. The other rows are pending.
 
-From then on the loop holds them, 20 bytes each, in blocks that rise (see `delayd.batch.sequences`). A block has at most
+From then on the loop holds them, 20 bytes each, in blocks that rise. A block has at most
 BLOCK_ROWS rows, because the loop waits while two are merged; 150 blocks are 20 million rows. Invariant: a row that was
 taken off is found no more. An example, with blocks of at most 8 rows:
 
 1. The sequences 1 3 5 7 8 9 10 11 are here. 12 and 13 come: 1 3 5 7 8 9 10 11 | 12 13.
 2. A counting has found 2 and 6, which are older: 1 3 5 7 8 9 10 11 | 2 6 12 13.
-3. 1, 3, 8, 9 and 10 end. Less than half of the first block is left, so its rows come once more: 2 5 6 7 11 12 13.
+3. 6 ends. It may be in both blocks, so they are put in order: 1 2 3 5 7 8 9 10 | 11 12 13.
+4. 1, 3, 5, 8 and 9 end. Less than half of the first block is left, so it joins a neighbour: 2 7 10 11 12 13.
 """
 
 import logging
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +55,7 @@ BLOCK_ROWS = 131_072  # Two blocks of half of this are merged in some millisecon
 COMPACTED_MAX = 4  # Thin blocks of which one call copies what is left; a later call goes on.
 ROW_BYTES = 20
 GONE = 0xFFFF_FFFF  # The subject of a row that was taken off.
+NO_FIRST = 1 << 64  # Above each sequence.
 
 
 class CountedRows(NamedTuple):
@@ -121,12 +125,18 @@ class _Block:
 
 
 class AllCounted:
-    """The rows of all counted subjects."""
+    """The rows of all counted subjects.
+
+    Blocks stand in the order of their lowest sequences. What a counting finds may lie between the rows that came
+    meanwhile, or that another counting found, so blocks may overlap: 1 to 90 and 40 to 70. A removal that meets such
+    two puts the rows of both in order, 1 to 60 and 61 to 90, until no removal meets two for one sequence.
+    """
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
+        self._thin: list[_Block] = []  # Most of their rows are gone, and their memory is not given back yet.
         self._new: list[CountedRows] = []  # Rows that came last: mostly one each, so they are joined when many came.
-        self._new_rows = 0
+        self._new_rows, self._new_first = 0, NO_FIRST
 
     @property
     def held_bytes(self) -> int:
@@ -134,47 +144,80 @@ class AllCounted:
         return ROW_BYTES * (sum(block.rows.n for block in self._blocks) + self._new_rows)
 
     def add(self, rows: CountedRows) -> None:
-        """Take rows, by rising sequence."""
-        if rows.n == BLOCK_ROWS:
-            self._blocks.append(_Block(rows))  # No other block is joined with it.
-        elif rows.n:
+        """Take rows of a batch that came, by rising sequence and behind those of all batches before."""
+        if rows.n:
+            # Rows of a batch come subject by subject, so the lowest one may come last.
+            self._new_first = min(self._new_first, int(rows.sequences[0]))
             self._new.append(rows)
             self._new_rows += rows.n
             if self._new_rows >= BLOCK_ROWS:
                 self._put_in_blocks()
 
+    def found(self, rows: CountedRows) -> None:
+        """Take a piece of the rows that a counting has found, by rising sequence."""
+        if rows.n:
+            self._put_in_blocks()
+            block = _Block(rows)
+            insort(self._blocks, block, key=_first)
+            self._fit(block)
+
     def remove(self, sequences: Sequences) -> CountedRows:
         """Take off those of these rows that are here; returns them. ``sequences`` rise."""
-        self._put_in_blocks()
         if not len(sequences):
+            self._tidy([])
             return NO_ROWS
         low, high = int(sequences[0]), int(sequences[-1])
+        if high >= self._new_first:
+            self._put_in_blocks()
         met = [block for block in self._blocks if block.first <= high and low <= block.last]
         found = [block.take_off(np.unique(find(block.rows.sequences, sequences)[1])) for block in met]
-        self._compact()
-        return join(found)
+        self._thin += [block for block in met if block.is_thin]
+        self._tidy(met)
+        return found[0] if len(found) == 1 else join(found)
 
     def forget(self, *numbers: int) -> None:
         """Forget the rows of subjects that are not counted any more."""
         self._put_in_blocks()
         for block in self._blocks:
             block.take_off(np.flatnonzero(np.isin(block.rows.subjects, np.array(numbers, np.uint32))))
-        self._compact()
+        self._thin = [block for block in self._blocks if block.is_thin]
+        self._tidy([])
 
     def _put_in_blocks(self) -> None:
         """Put the rows that came last into blocks."""
         if self._new:
-            new, self._new, self._new_rows = self._new, [], 0
+            new, self._new, self._new_rows, self._new_first = self._new, [], 0, NO_FIRST
             for rows in join(new).cut():
                 add_part(self._blocks, _Block(rows), _merged, BLOCK_ROWS)
 
-    def _compact(self) -> None:
-        """Give back the memory of rows that are gone: what is left of thin blocks comes once more."""
-        thin = [block for block in self._blocks if block.is_thin][:COMPACTED_MAX]
-        if thin:
-            self._blocks = [block for block in self._blocks if block not in thin]
-            for block in thin:
-                self.add(block.rows_left())
+    def _tidy(self, met: Sequence[_Block]) -> None:
+        """Give back the memory of rows that are gone, and put two blocks in order that overlap."""
+        thin, self._thin = self._thin[:COMPACTED_MAX], self._thin[COMPACTED_MAX:]
+        for block in thin:
+            if block in self._blocks:
+                self._fit(block)
+        for one, other in pairwise(met):
+            if one.last >= other.first and one in self._blocks and other in self._blocks:
+                self._replace(one, other)
+                return
+
+    def _fit(self, block: _Block) -> None:
+        """Make one block of this one and a neighbour that is not much longer, or copy what is left of a thin one."""
+        at, own = self._blocks.index(block), len(block)
+        sides = [each for each in self._blocks[max(0, at - 1) : at + 2] if each is not block]
+        near = [each for each in sides if len(each) <= min(2 * own, BLOCK_ROWS - own)][:1]
+        if near or block.is_thin:
+            self._replace(block, *near)
+
+    def _replace(self, *blocks: _Block) -> None:
+        rows = join([block.rows_left() for block in blocks])
+        self._blocks = [block for block in self._blocks if block not in blocks]
+        for piece in rows.cut():
+            insort(self._blocks, _Block(piece), key=_first)
+
+
+def _first(block: _Block) -> int:
+    return block.first
 
 
 class Pending:

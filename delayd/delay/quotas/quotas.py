@@ -574,7 +574,7 @@ class Quotas:
         for tally in tallies:
             tally.merge(found.pending[tally.number])
         for rows in found.rows:
-            self._rows.add(rows)
+            self._rows.found(rows)
         self._counting = False
         for tally in tallies:
             if self._by_number.get(tally.number) is tally:

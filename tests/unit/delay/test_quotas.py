@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 
 import msgpack
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 from delayd.batch.batch import parse
 from delayd.batch.validate import refused_rows
-from delayd.delay.quotas.counting import BLOCK_ROWS, AllCounted, make_rows, rows_of_subjects
+from delayd.delay.quotas import counting
+from delayd.delay.quotas.counting import BLOCK_ROWS, AllCounted, CountedRows, make_rows, rows_of_subjects
 from delayd.delay.quotas.seconds import BLOCK_S, DENSE_BYTES, HOUR_S, Picker, Profile, fill
 from delayd.errors import BadArgument, DamagedData, DataError, DelaydError, QuotaReached, Shortage, SlowDown
 from delayd.hours import HOUR_MS, hour_of_ms
@@ -325,6 +327,42 @@ def test_rule_B2_two_years_of_hours_are_not_looked_through(ask: Callable[[Profil
     assert lines(lambda: ask(profile)) <= most
 
 
+def test_blocks_that_overlap_are_put_in_order_by_the_removals_that_meet_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of `delayd.delay.quotas.counting`."""
+    monkeypatch.setattr(counting, "BLOCK_ROWS", 8)
+    held = AllCounted()
+    held.found(_rows_of(1, 3, 5, 7, 8, 9, 10, 11))
+    held.add(_rows_of(12, 13))
+    held.found(_rows_of(2, 6))
+    assert _blocks(held) == [[1, 3, 5, 7, 8, 9, 10, 11], [2, 6, 12, 13]]
+    assert held.remove(np.array([6], np.uint64)).n == 1
+    assert _blocks(held) == [[1, 2, 3, 5, 7, 8, 9, 10], [11, 12, 13]]
+    assert held.remove(np.array([1, 3, 5, 8, 9], np.uint64)).n == 5
+    assert _blocks(held) == [[2, 7, 10, 11, 12, 13]]
+
+
+def test_countings_whose_rows_alternate_leave_blocks_that_do_not_overlap_after_some_removals() -> None:
+    held, total, subjects = AllCounted(), 12 * BLOCK_ROWS, 3
+    for subject in range(subjects):
+        for piece in _rows_of(*range(subject, total, subjects)).cut():
+            held.found(piece)
+    gone = Random(1).sample(range(total), 200)
+    for sequence in gone:
+        assert held.remove(np.array([sequence], np.uint64)).n == 1
+    blocks = _blocks(held)
+    assert all(one[-1] < other[0] for one, other in pairwise(blocks))
+    assert sum(map(len, blocks)) == total - len(gone) and len(blocks) <= 2 * total // BLOCK_ROWS
+
+
+def _rows_of(*sequences: int) -> CountedRows:
+    numbers = np.array(sequences, np.int64)
+    return make_rows(numbers.astype(np.uint64), 0, numbers, numbers)
+
+
+def _blocks(held: AllCounted) -> list[list[int]]:
+    return [block.rows_left().sequences.tolist() for block in held._blocks]
+
+
 def test_rule_B2_taking_rows_off_costs_the_same_however_many_there_are_and_came_one_by_one() -> None:
     """Rows of a counted subject come one by one, and after each of them rows of other subjects end."""
     held, sequence, one = AllCounted(), 0, np.array([1])
@@ -342,7 +380,7 @@ def test_rule_B2_taking_rows_off_costs_the_same_however_many_there_are_and_came_
     assert lines(one_comes) <= first + 100
     rows = np.arange(sequence, sequence + 40 * BLOCK_ROWS)
     for part in make_rows(rows.astype(np.uint64), 1, rows, rows).cut():
-        held.add(part)
+        held.found(part)
     sequence += 40 * BLOCK_ROWS
     one_comes()
     assert lines(one_comes) <= first + 200, "a few looks at each part"
