@@ -67,6 +67,9 @@ class DelayCore:
             self.memory.ledger.owed.take(found.owed)
         for hour, rows in found.in_doubt.items():
             self.upkeep.mending.doubt(hour, rows, found.kept.given_up[hour], lacks_rows=hour in found.unloaded)
+        if found.replaced:
+            # Readers go by the checkpoint file, and would call the new files short until the next one is published.
+            self.upkeep.checkpointer.when_covers(self.logs.intake.durable.offset, _nobody_waits)
         log.info(
             "recovered log_id=%016x epoch=%d pending=%d not_filed=%d loaded=%d hours=%d",
             *(self.site.log_id, self.site.epoch, self.standing.pending),

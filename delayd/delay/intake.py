@@ -134,10 +134,13 @@ class Gate(Protocol):
 
 
 class Control(NamedTuple):
-    """A control batch to be logged, and the function to call when it is durable."""
+    """A control batch to be logged, and the function to call when it is durable. With ``on_full`` it is not tried again
+    on a full disk: somebody waits for it, and hears why.
+    """
 
     batch: bytes
     on_durable: Callable[[], None]
+    on_full: Callable[[DiskFull], None] | None = None
 
 
 class _Commit(NamedTuple):
@@ -329,9 +332,11 @@ class Intake(Committer[_Commit, Written]):
         self.queued_bytes -= batch.total_bytes + BATCH_BYTES
         self._refuse(batch, error)
 
-    def control(self, batch: bytes, on_durable: Callable[[], None]) -> None:
-        """Log a control batch."""
-        self._controls.append(Control(batch, on_durable))
+    def control(
+        self, batch: bytes, on_durable: Callable[[], None], on_full: Callable[[DiskFull], None] | None = None
+    ) -> None:
+        """Log a control batch; see `Control`."""
+        self._controls.append(Control(batch, on_durable, on_full))
         self.commit()
 
     def decide(self) -> None:
@@ -538,12 +543,13 @@ class Intake(Committer[_Commit, Written]):
 
     def _no_space(self, group: _Commit, error: DiskFull) -> None:
         # Nobody was told these sequences. They are given again: otherwise the books would miss them (rule S5). Control
-        # records are tried again, unless the server stops.
+        # records for which nobody waits are tried again, unless the server stops.
         if not self.reserve.closed:
             log.warning("message_log_full reason=%r", str(error))
         self._holding = False
         self.next_sequence = group.begin
-        self._controls = [] if self._closed else group.controls + self._controls
+        controls = group.controls + self._controls
+        self._controls = [] if self._closed else [each for each in controls if each.on_full is None]
         self._skip = 0 if self._closed else self._skip + group.skip
         self.reserve.closed = True
         refused, self._queue = [*(entry.batch for entry in group.group.stored), *self._queue], []
@@ -553,6 +559,9 @@ class Intake(Committer[_Commit, Written]):
         self._to_decide = False
         if self.decider is not None:
             self.decider.refused(DiskReserve("this server's disk is full; free space there"))
+        for each in controls:
+            if each.on_full is not None:
+                each.on_full(error)
 
     def _note(self, group: _Commit, written: Written) -> None:
         appended_at_ms = group.group.appended_at_ms

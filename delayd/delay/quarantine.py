@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from delayd.errors import BadArgument, DamagedData
+from delayd.errors import BadArgument, DamagedData, DiskFull
 from delayd.hours import hour_name
 from delayd.log.control import OperatorWord, encode_known
 from delayd.machine.clock import Clock
@@ -165,13 +165,17 @@ result.
 """
 
 
+LogWord = Callable[[bytes, Callable[[], None], Callable[[DiskFull], None]], None]
+"""Logs a control batch; calls the second when it is durable, or the third when there is no space for it."""
+
+
 class OperatorWords:
     """Words of operators about entries of the quarantine; ``acts`` has for each kind who carries them out."""
 
     def __init__(
         self,
         quarantine: Quarantine,
-        log_control: Callable[[bytes, Callable[[], None]], None],
+        log_control: LogWord,
         acts: Mapping[SetAsideKind, Act],
     ) -> None:
         self._quarantine = quarantine
@@ -196,4 +200,8 @@ class OperatorWords:
         log.warning("operator action=%s id=%s rows=%d", action, entry.id, entry.rows)
         word = OperatorWord(action, entry.id, entry.rows)
         act = partial(self._acts[entry.kind], entry, action == "drop", done)
-        self._log_control(encode_known([word]), act)
+
+        def has_no_space(error: DiskFull) -> None:
+            done(False, f"nothing is done, for the decision can't be stored: {error.message}")
+
+        self._log_control(encode_known([word]), act, has_no_space)

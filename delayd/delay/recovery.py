@@ -104,6 +104,7 @@ class Recovered:
     damage: list[DamagedData]
     # Hours whose schedule log is damaged or waits for its operator: why, and how many of its rows are loaded.
     unloaded: dict[int, tuple[DamagedData, int]]
+    replaced: bool  # Whether logs that the checkpoint file counts have others in their places.
     # By hour: rows of given up dispatch logs that may have been handed over without anybody knowing.
     in_doubt: dict[int, Rows] = field(default_factory=dict)
     loaded_until: int = 0  # The last loaded hour.
@@ -143,7 +144,9 @@ def recover(site: Site, config: DelayConfig) -> Recovered:
 def _recover(opened: ExitStack, site: Site, config: DelayConfig) -> Recovered:
     kept = read_kept(site.disk, site.state, site.folder, site.log_id)
     heal_hours(site.state, kept)
+    aside = {*kept.beside.rows["hour"].tolist(), *kept.salvage}
     unloaded = take_back_schedules(site, kept)
+    replaced = len(unloaded) < len(aside) or not all(word.done for word in kept.given_up.values())
     outcomes = _recover_outcomes(site, kept, accepted_targets(site.state))
     for segment in outcomes.logs.values():
         opened.callback(segment.close)
@@ -164,7 +167,8 @@ def _recover(opened: ExitStack, site: Site, config: DelayConfig) -> Recovered:
         seals_damage = error
         damage.append(error)
     waiting = {hour: (error, 0) for hour, error in unloaded.items()}
-    found = Recovered(kept, message_log, replayed, outcomes, owed, Wheel(), seals, seals_damage, damage, waiting)
+    broken = seals, seals_damage, damage, waiting
+    found = Recovered(kept, message_log, replayed, outcomes, owed, Wheel(), *broken, replaced)
     _load(site, config, found)
     return found
 

@@ -15,6 +15,7 @@ from delayd.log.hour import dispatch_path, schedule_beside_path, schedule_path
 from delayd.log.log import segment_name
 from delayd.machine.alarms import DAMAGED_AGAIN_MS, LOOK_MS
 from delayd.outcome import MessageState
+from delayd.reading.data import Data
 from delayd.reading.verify import verify_files
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
@@ -100,6 +101,22 @@ def test_rule_L8_a_start_that_finds_no_space_to_join_files_goes_on_with_both_and
     delivered(world)
 
 
+@pytest.mark.parametrize("decision", ["take", "give-up"])
+def test_a_decision_on_a_full_disk_is_answered_at_once_and_is_not_carried_out_later(decision: str) -> None:
+    world = aside()
+    world.disk.capacity_bytes = world.disk.used_bytes
+    told = mend(world, SCHEDULE_ID, decision)
+    assert "nothing is done, for the decision can't be stored: no space is left for " in told, told
+    assert mend(world, SCHEDULE_ID, decision) == told
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    epoch = world.server.epoch
+    world.pass_ms(5_000)
+    assert ids(world) == [SCHEDULE_ID] and world.server.epoch == epoch
+    world.disk.rename(AWAY, PATH)
+    assert not mend(world, SCHEDULE_ID) and not ids(world)
+    delivered(world)
+
+
 def test_what_still_checks_of_a_given_up_file_is_kept_in_front_of_what_stands_beside_it() -> None:
     world = World()
     for number in range(5):
@@ -110,6 +127,10 @@ def test_what_still_checks_of_a_given_up_file_is_kept_in_front_of_what_stands_be
     file = world.disk.open(PATH, write=True)
     file.pwritev([b"?"], file.size() - 1)
     assert not mend(world, SCHEDULE_ID, "give-up") and not ids(world)
+    # Readers find the new file whole without waiting for the next checkpoint, a minute later.
+    world.settle()
+    data = Data(FOLDER, world.disk)
+    assert len(data.schedule(hour_name(FAR))) == 10 and not data.damage
     world.checkpoint()
     assert world.hours().get(FAR).rows == 10 and verify_files([PATH], disk=world.disk).sound
     world.drain(FAR_MS + HOUR_MS)
