@@ -23,7 +23,7 @@ from delayd.machine.operating import LogLimit, WaitKind
 from delayd.net.connection import Connection
 from delayd.net.courier import Courier, CourierTerms
 from delayd.net.cut import Cuts
-from delayd.net.held_start import HeldServer, open_when_whole
+from delayd.net.held_start import HeldServer, Lives
 from delayd.net.home import Home, abandon
 from delayd.net.machine import REAL_MACHINE, Machine
 from delayd.net.program import Fail, run_program
@@ -60,8 +60,7 @@ class RealtimeServer:
         self._machine = machine
         self._fail = fail
         self._listens = config.listens  # A life after this one listens at the port that this one was given.
-        self._ending = asyncio.Event()  # Set by `stop`: no life begins any more.
-        self._restart: asyncio.Task[None] | None = None
+        self._lives = Lives(self, config.role, config.folder, self._end, fail)
         self._forget()
 
     def _forget(self) -> None:
@@ -83,7 +82,7 @@ class RealtimeServer:
         log.info("starting %s", describe(config))
         home = self._home = Home(config, self._machine, ("commit", "pull", "work"), self._rearm)
         recovered = recover(config, home.disk, home.state, home.clock, draw_id, home.state_path)
-        around = Surroundings(home.disk, home.state, home.clock, Executors(*home.executors), self._begin_anew)
+        around = Surroundings(home.disk, home.state, home.clock, Executors(*home.executors), self._lives.begin_anew)
         self._core = Core(config, around, recovered, self._fail)
 
     def abandon(self) -> HeldServer:
@@ -134,29 +133,9 @@ class RealtimeServer:
 
     async def stop(self) -> None:
         """See the port: a checkpoint is taken, so that the next start has nothing to replay, unless that takes long."""
-        self._ending.set()
-        if self._restart is not None:
-            await self._restart
+        await self._lives.close()
         if self._core is not None:
             await self._end()
-
-    def _begin_anew(self, why: str) -> None:
-        """End this life, and begin the next one at the same address: only a start reads files into memory."""
-        if self._restart is None and not self._ending.is_set():
-            log.warning("begins_anew reason=%r", why)
-            self._restart = asyncio.get_running_loop().create_task(self._live_again())
-            self._restart.add_done_callback(self._surface)
-
-    async def _live_again(self) -> None:
-        await self._end()
-        if await open_when_whole(self, self._config.role, self._config.folder, self._ending, log.critical):
-            await self.start()
-        self._restart = None
-
-    def _surface(self, task: asyncio.Task[None]) -> None:
-        # Nobody sees an exception in a task until the task is collected, but this one must end the server now.
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
 
     async def _end(self) -> None:
         home, core, server, registration = self._home, self._core, self._server, self._registration

@@ -24,7 +24,7 @@ from delayd.machine.operating import WaitKind
 from delayd.net.connection import Connection, connect
 from delayd.net.courier import Courier, CourierTerms
 from delayd.net.cut import Cuts, Hold
-from delayd.net.held_start import HeldServer, open_when_whole
+from delayd.net.held_start import HeldServer, Lives
 from delayd.net.home import Home, abandon
 from delayd.net.machine import REAL_MACHINE, Machine
 from delayd.net.program import Fail
@@ -58,8 +58,7 @@ class DelayServer:
         self._machine = machine
         self._fail = fail
         self._listens = config.listens  # A life after this one listens at the port that this one was given.
-        self._ending = asyncio.Event()  # Set by `stop`: no life begins any more.
-        self._restart: asyncio.Task[None] | None = None
+        self._lives = Lives(self, config.role, config.folder, self._end, fail)
         self._forget()
 
     def _forget(self) -> None:
@@ -102,7 +101,7 @@ class DelayServer:
                 random_id=draw_id,
                 evidence=home.clock.restart_evidence,
                 rest=self._machine.rest,
-                begin_anew=self._begin_anew,
+                begin_anew=self._lives.begin_anew,
             ),
         )
 
@@ -148,34 +147,19 @@ class DelayServer:
         self._registration.start()
         self._courier.start()
         self._places = loop.create_task(self._find_places(self._registration, core))
-        self._places.add_done_callback(_surface)
+        self._places.add_done_callback(self._lives.surface)
         if core.site.identity.epoch == 1:
             self._learning = loop.create_task(self._learn_quotas(self._registration, core))
-            self._learning.add_done_callback(_surface)
+            self._learning.add_done_callback(self._lives.surface)
         home.every(SWEEP_S, self._sweep)
         self._wake()
         return self._listens
 
     async def stop(self) -> None:
         """See delayd.net.held_start.Service; a last checkpoint is written, if it takes no longer than a stop may."""
-        self._ending.set()
-        if self._restart is not None:
-            await self._restart
+        await self._lives.close()
         if self._core is not None:
             await self._end()
-
-    def _begin_anew(self, why: str) -> None:
-        """End this life, and begin the next one at the same address: only a start reads files into memory."""
-        if self._restart is None and not self._ending.is_set():
-            log.warning("begins_anew reason=%r", why)
-            self._restart = asyncio.get_running_loop().create_task(self._live_again())
-            self._restart.add_done_callback(_surface)
-
-    async def _live_again(self) -> None:
-        await self._end()
-        if await open_when_whole(self, self._config.role, self._config.folder, self._ending, log.critical):
-            await self.start()
-        self._restart = None
 
     async def _end(self) -> None:
         home, core, server, registration = self._home, self._core, self._server, self._registration
@@ -293,7 +277,7 @@ class DelayServer:
         task = asyncio.get_running_loop().create_task(dial())
         self._dials.add(task)
         task.add_done_callback(self._dials.discard)
-        task.add_done_callback(_surface)
+        task.add_done_callback(self._lives.surface)
 
     async def _connect(self, endpoint: Endpoint) -> Connection:
         """Connect to a server of this cluster, and prove that this server belongs to it too (rule H8)."""
@@ -467,9 +451,3 @@ class _Wire:
 
     def close(self) -> None:
         self._connection.close()
-
-
-def _surface(task: asyncio.Task[None]) -> None:
-    # Nobody sees an exception in a task until the task is collected, but a bug must end the server now.
-    if not task.cancelled() and (error := task.exception()) is not None:
-        task.get_loop().call_exception_handler({"message": "a bug in the delay server", "exception": error})

@@ -16,7 +16,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -114,6 +114,50 @@ async def open_when_whole(
         if held is not None:
             await held.close()
     return False
+
+
+class Lives:
+    """The lives of a service that begins anew in place, because only a start reads files into memory.
+
+    ``end`` ends the present life. ``fail`` is called with the error after which the process must end.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        role: str,
+        folder: str,
+        end: Callable[[], Coroutine[object, object, None]],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._service, self._role, self._folder = service, role, folder
+        self._end, self._fail = end, fail
+        self._over = asyncio.Event()  # No further life begins.
+        self._change: asyncio.Task[None] | None = None
+
+    def begin_anew(self, why: str) -> None:
+        """End the present life, and begin the next one at the same address."""
+        if self._change is None and not self._over.is_set():
+            log.warning("begins_anew reason=%r", why)
+            self._change = asyncio.get_running_loop().create_task(self._live_again())
+            self._change.add_done_callback(self.surface)
+
+    async def close(self) -> None:
+        """Begin no further life, after the one that begins now."""
+        self._over.set()
+        if self._change is not None:
+            await self._change
+
+    def surface(self, task: asyncio.Task[None]) -> None:
+        """Let an error of a task end the process: nobody would see it until the task is collected."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    async def _live_again(self) -> None:
+        await self._end()
+        if await open_when_whole(self._service, self._role, self._folder, self._over, log.critical):
+            await self._service.start()
+        self._change = None
 
 
 def _open(service: Service, folder: str | None) -> None:
