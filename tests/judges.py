@@ -1,14 +1,15 @@
 """The judges: what judges each promise and each rule, what shows that it can fail, and which insides it knows.
 
 ``python -m tests.judges`` writes the tables of docs/judges.md. What can be read from the tree is read from it: which
-files cite a rule, the bugs that are planted, and what each folder of tests imports. Only `JUDGES` is told here.
+files cite a rule, the bugs that are planted, and what each folder of tests imports. Only `JUDGES` and `PROMISES` are
+told here.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -151,6 +152,84 @@ JUDGES = (
     Judge("worlds", "is no judge: what several of them need around one server", (), "disk, clock, executor, state"),
     Judge(HERE, "is no judge: what several of them share", (), "files"),
 )
+# The promises of docs/guarantees.md, by their titles, with the commands that test each.
+PROMISES: Mapping[str, tuple[str, ...]] = {
+    "Accepted means kept": (
+        "python -m tests.crash",
+        "pytest tests/crash tests/unit/log",
+        "python -m tests.end_to_end.torture --rounds 100",
+    ),
+    "A bad file stops what it holds, and nothing else": (
+        "python -m tests.faults",
+        "pytest tests/faults tests/unit/log tests/unit/realtime/test_log_files.py",
+    ),
+    "Never early": (
+        "pytest tests/property/test_wheel_against_model.py tests/unit/test_clock.py",
+        "pytest tests/end_to_end/test_clock_steps.py",
+    ),
+    "In order, where a group asks for it": (
+        "pytest tests/unit/realtime/test_order.py tests/conformance/public/test_order.py",
+        "python -m tests.groups --kind ordered --walks 100000 --jobs 2",
+        "python -m tests.end_to_end.torture_words --rounds 50",
+    ),
+    "One consumer at a time, where a group asks for it": (
+        "pytest tests/unit/realtime/test_leads.py tests/end_to_end/test_exclusive.py",
+    ),
+    "Not after it expires": (
+        "pytest tests/unit/delay/test_taking.py tests/unit/realtime/test_expiry.py tests/unit/reading/test_audit.py",
+    ),
+    "On time": (
+        "python -m bench steady",
+        "delayd audit --data DIR",
+    ),
+    "Once in the realtime log": (
+        "python -m tests.model",
+        "python -m tests.model --each-rule",
+        "python -m tests.simulation --seeds 3000 --jobs 2",
+        "python -m tests.simulation --planted",
+        "python -m tests.end_to_end.torture --rounds 100",
+    ),
+    "Each answer about a message is true": (
+        "pytest tests/decisions tests/end_to_end/test_torture_keys.py",
+        "pytest tests/conformance/public/test_lost_answers.py tests/end_to_end/test_lost_answers.py",
+        "python -m tests.fuzz.cores --role delay --requests 40000",
+        "python -m tests.end_to_end.torture --rounds 5 --keyed 100000 --drain-every 1 --days 1 "
+        "--kinds one two all --seal",
+        "python -m tests.end_to_end.torture --planted",
+    ),
+    "No more in flight than a group may have": (
+        "pytest tests/unit/realtime/test_in_flight.py tests/conformance/public/test_in_flight.py",
+        "python -m tests.groups --kind bounded --walks 10000",
+    ),
+    "An acknowledgement lasts": (
+        "python -m tests.groups --walks 100000 --jobs 2",
+        "python -m tests.groups --planted",
+    ),
+    "Shared evenly": (
+        'pytest tests/end_to_end/test_fair.py tests/unit/client -k "Q4 or stock or ctrl_c"',
+        "python -m bench fair-300ms fair-1ms fair-10s",
+    ),
+    "What a group gives back comes again, once": (
+        "python -m tests.groups --planted",
+        "pytest tests/crash/test_retries.py tests/crash/test_groups.py tests/crash/test_again_deaths.py",
+        "pytest tests/unit/realtime/test_retries.py tests/end_to_end/test_retries.py",
+        "python -m tests.end_to_end.torture_words --rounds 50",
+    ),
+    "Kept until consumed": ('pytest tests/unit/realtime -k "Q3 or retention or unseen"',),
+    "A neighbour's requests end nothing": (
+        "pytest tests/property/test_answers.py tests/unit/wire tests/unit/net",
+        "python -m tests.fuzz --requests 300000 --seed 1",
+        "python -m tests.fuzz.cores --requests 300000",
+    ),
+    "Provable": (
+        "pytest tests/property/test_audit_against_model.py tests/spark tests/unit/reading tests/tamper",
+        "python -m tests.tamper.three_ways",
+        "python -m tests.simulation.audit --directories 200",
+        "pytest tests/crash/test_delay.py tests/crash/test_delay_rules.py",
+        "python -m tests.end_to_end.torture --rounds 5 --audit three",
+    ),
+    "Bounded disk and memory": ("python -m bench.disk",),
+}
 
 
 class Planted(NamedTuple):
@@ -271,13 +350,7 @@ class Promise(NamedTuple):
 
     title: str
     rules: list[str]
-    commands: list[str]
-
-    @property
-    def judges(self) -> list[str]:
-        """The folders that its commands run."""
-        named = (re.findall(r"tests[./](\w+)", command) for command in self.commands)
-        return list(dict.fromkeys(folder for folders in named for folder in folders))
+    commands: tuple[str, ...]
 
 
 def promises() -> list[Promise]:
@@ -286,8 +359,7 @@ def promises() -> list[Promise]:
     for section in re.split(r"^## ", (ROOT / "docs" / "guarantees.md").read_text(), flags=re.MULTILINE)[1:]:
         title, _, text = section.partition("\n")
         named = [rule for rule in rules() if re.search(rf"(?<![A-Za-z0-9]){rule}(?![0-9])", text)]
-        blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        found.append(Promise(title, named, [line for block in blocks for line in block.splitlines() if line]))
+        found.append(Promise(title, named, PROMISES.get(title, ())))
     return found
 
 
@@ -310,10 +382,10 @@ def _judges() -> Iterator[str]:
 
 
 def _promises() -> Iterator[str]:
-    yield from ("", "## Promises", "", "| promise | rules | judges |", "|---|---|---|")
+    yield from ("", "## Promises", "", "| promise | rules | run it |", "|---|---|---|")
     for promise in promises():
         anchor = re.sub(r"[^\w -]", "", promise.title.lower()).replace(" ", "-")
-        told = f"{' '.join(promise.rules)} | {', '.join(promise.judges) or 'bench'}"
+        told = f"{' '.join(promise.rules)} | {_quoted(promise.commands)}"
         yield f"| [{promise.title}](guarantees.md#{anchor}) | {told} |"
 
 
