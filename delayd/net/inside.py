@@ -26,7 +26,7 @@ TURN_BYTES = 4 << 20  # An end takes so many bytes in one turn of its loop.
 
 _numbers = itertools.count(1)
 _hosts: set[str] = set()  # The owners that are open. An owner that opens again draws another host.
-_listeners: dict[tuple[str, int], Listener] = {}
+_listeners: dict[Endpoint, Listener] = {}
 _lock = threading.Lock()
 
 
@@ -61,7 +61,7 @@ def connect(endpoint: Endpoint, protocol: asyncio.BufferedProtocol) -> None:
     if listener is None or listener.pid != os.getpid():
         where = "in this process any more" if own else "in this process"
         raise ServerUnavailable(f"no server listens at {endpoint} {where}; open its directory here")
-    end = InsideEnd(asyncio.get_running_loop(), endpoint)
+    end = InsideEnd(asyncio.get_running_loop(), (endpoint.host, endpoint.port))
     listener.connected(end)
     end.begin(protocol)
 
@@ -69,7 +69,7 @@ def connect(endpoint: Endpoint, protocol: asyncio.BufferedProtocol) -> None:
 def abort(host: str) -> None:
     """End all connections with the servers of a host, because they have failed; on their loop."""
     with _lock:
-        found = [listener for (of, _), listener in _listeners.items() if of == host]
+        found = [listener for endpoint, listener in _listeners.items() if endpoint.host == host]
     for listener in found:
         listener.abort()
 
