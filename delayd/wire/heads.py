@@ -144,6 +144,12 @@ def read_page(row: type[T], head: Head, name: str) -> tuple[list[T], bool]:
     return [read_row(row, item) for item in need_maps(head, name)], need_bool(head, "more")
 
 
+def declared(row: type) -> str:
+    """The fields of a declared row, as `delayd.wire.requests` declares those of heads: ``log_id:u64 alarm:str|nil``."""
+    hints, defaults = get_type_hints(row, include_extras=True), getattr(row, "_field_defaults", {})
+    return " ".join(f"{name}{'?' * (name in defaults)}:{_kind_of(hint)[1]}" for name, hint in hints.items())
+
+
 def need_strs(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> list[str]:
     """A list of texts."""
     return [_short(_typed(item, name, str), name, bytes_max) for item in need_list(head, name)]
@@ -173,16 +179,21 @@ def _fields_of(row: type) -> Fields:
     """The fields of a declared row: name, how it is read, and whether it may be left out."""
     defaults = getattr(row, "_field_defaults", {})
     hints = get_type_hints(row, include_extras=True)
-    return tuple((name, _reader_of(hint), name in defaults) for name, hint in hints.items())
+    return tuple((name, _kind_of(hint)[0], name in defaults) for name, hint in hints.items())
 
 
-def _reader_of(hint: object) -> Callable[[Head, str], HeadValue]:
+def _kind_of(hint: object) -> tuple[Callable[[Head, str], HeadValue], str]:
+    """How a value is read that has this annotation, and the word for it."""
     if hint in _READERS:
         return _READERS[hint]
-    for each, reader in _READERS.items():
+    for each, (reader, word) in _READERS.items():
         if hint == each | None:  # type: ignore[operator]
-            return lambda head, name: None if _need(head, name) is None else reader(head, name)
+            return _or_nil(reader), f"{word}|nil"
     raise AssertionError(f"a row declares a field as {hint}, which no reader here knows")
+
+
+def _or_nil(reader: Callable[[Head, str], HeadValue]) -> Callable[[Head, str], HeadValue]:
+    return lambda head, name: None if _need(head, name) is None else reader(head, name)
 
 
 def is_u64(value: HeadValue) -> TypeGuard[int]:
@@ -199,14 +210,14 @@ def as_head(value: HeadValue, name: str) -> Head:
 
 
 _FIELDS: dict[type, Fields] = {}  # Of each declared row that was read once.
-_READERS: dict[object, Callable[[Head, str], HeadValue]] = {
-    int: need_int,
-    U32: need_u32,
-    U64: need_u64,
-    Instant: need_instant,
-    bool: need_bool,
-    str: need_str,
-    bytes: need_bytes,
+_READERS: dict[object, tuple[Callable[[Head, str], HeadValue], str]] = {
+    int: (need_int, "int"),
+    U32: (need_u32, "u32"),
+    U64: (need_u64, "u64"),
+    Instant: (need_instant, "instant"),
+    bool: (need_bool, "bool"),
+    str: (need_str, "str"),
+    bytes: (need_bytes, "bytes"),
 }
 
 

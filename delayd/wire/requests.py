@@ -1,7 +1,8 @@
 """Requests: each declared once, with all that servers and their connections must know of it before they read its head.
 
 Invariant: nothing else lists requests. What a connection reads, refuses, counts or waits for follows from the terms
-here, and docs/protocol.md is compared with them both ways. To add a request, declare it here, read its head, serve it.
+here, the tables of docs/protocol.md are written from them ("Adding a request"), and tests hold the heads of requests
+and of answers to them.
 
 An example. `PLACES` is served by delay servers to anyone; it is the one with instants as its body, of at most 512 KiB.
 So a connection of a delay server takes such a body, that of a meta server reads 64 KiB of it and says which server to
@@ -19,7 +20,10 @@ from enum import IntEnum
 from typing import NamedTuple, Self
 
 from delayd.errors import UnknownRequest
+from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.frame import BODY_BYTES_MAX, HEAD_BYTES_MAX, SEND_BODY_BYTES_MAX, Room
+from delayd.wire.heads import declared
+from delayd.wire.scheduling import QuotaInfo, TargetInfo
 
 # Room for names and numbers: three texts at their longest, and fields that this version ignores.
 HEAD_BYTES_PLAIN = 16 << 10
@@ -38,6 +42,7 @@ TRIES = "asker?:1..u64 low_water?:u64"
 HANDLES = "subjects?:[named] handles:[handle] log_id?:u64"
 # A group of one subject, or a subscription to many on this connection.
 WHOSE = "subject?:str group?:group subscription?:int"
+REGISTERED = "role:delay/realtime log_id:u64 host:host port:1..65535 epoch:1..int pid:u32"
 # How a group begins that is not there yet.
 BEGINNING = "start?:position ephemeral?:bool tags_any?:[str] tags_all?:[str] ordered?:bool"
 
@@ -51,16 +56,62 @@ class Cost(IntEnum):
     LISTING = 3  # Its answer has a thousand rows: one such request is a turn.
 
 
+# What answers have in common.
+OF_META = "cluster_id:u64 now_ms:instant"
+OF_DELAY = "log_id:u64 now_ms:instant clock_in_doubt?:bool"
+RESULTS = f"{OF_DELAY} results:[result]"
+ASKED = f"{OF_DELAY} retry_after_ms:int"
+STATUS = (
+    f"role:meta/delay/realtime log_id:u64 epoch:int pid:u32 started_at_ms:instant {OF_META} counters:{{int}} "
+    "waits:[wait] refuses:[wait] connections:int connections_max:int loop_wait_ms_max:int loop_wait_ms_max_minute:int boot?:str "
+    "clock_confirmed?:bool clock_in_doubt?:bool fenced?:bool cordoned?:bool held?:bool "
+    "end_offset?:int indexed_offset?:int next_sequence?:u64 differing?:int in_doubt?:int subjects?:int groups?:int"
+)
+STALE = "stale:[handle] why:[int] wanted:int"
+DECIDED = f"{OF_META} message:str"
+FOUND = f"{OF_DELAY} in_flight:int unread:int until_sequence:u64 next:place|nil"
+
+# Rows that are lists: their items, in this order.
+LISTS = {
+    "named": "subject:str count:int",
+    "handle": "incarnation:u64 pull_first:int count:u32",
+    "retry": "incarnation:u64 pull_first:int count:u32 delay_ms:int error:str",
+    "reject": "incarnation:u64 pull_first:int count:u32 reason:str error:str",
+    "pair": "subject:str group:str",
+    "part": "pull_first:int consume_first:int count:u32 attempt:u32",
+    "wait": "what:str why:str command:text",
+    "move": "number:u64 subject:str log_id:u64",
+    "routed": "subject:str log_id:u64",
+    "owner": "log_id:u64 slots:slots",
+    "place": "hour:u32 sequence:u64",
+    "held": "epoch:u64 batch_id:u64 hour:u32 offset:int appended_at_ms:instant claimed_at_ms:instant count:u32",
+    "landed": "batch_id:u64 offset:int",
+}
+# Rows that are maps: their fields.
+MAPS = {
+    "server": f"{REGISTERED} place:u64 alive:bool seen_ms_ago:int heard:bool cordoned:bool",
+    "entry": "id:str path:str position:int reason:str rows:int since_ms:int hour:str|nil subject:str|nil costs:{str}",
+    # Of a batch that was taken, or refused by name.
+    "result": "base_sequence?:u64 count?:u32 appended_at_ms?:instant duplicate?:bool decided?:int "
+    "error?:str message?:str retry_after_ms?:int rows?:[int] next_free_ms?:instant",
+    "target": declared(TargetInfo),
+    "quota": declared(QuotaInfo),
+    "group_row": declared(GroupInfo),
+    "subject_row": declared(SubjectInfo),
+}
+
+
 class Terms(NamedTuple):
     """On which terms a request is served."""
 
     servers: tuple[str, ...]  # The roles of the servers that serve it.
     # What its head has, each as ``name:type``; one with a question mark may be left out. Servers ignore all others.
-    # Types: u32, u64, int (63 bits), instant, 0..2 (from, to), bool, str, host, group (the name of one), a/b (one of
-    # these words), bytes, bytes32 (so many), slots, versions (of slots), position, pair (of a subject and a group).
-    # [u64] is a list, str|nil may be nil. Rows of lists: named (subject, count), handle (incarnation, pull sequence,
-    # count), retry, reject (a handle and two more). tests/fuzz/test_declared.py tries values around them.
+    # Types: u32, u64, int (63 bits), instant, 0..2 (from, to), bool, str, text (a longer one), host, group (the name of one), a/b (one of
+    # these words), bytes, bytes32 (so many), slots, versions (of slots), position, a row of `LISTS` or `MAPS`.
+    # [u64] is a list, {int} a map with any names, str|nil may be nil. tests/fuzz/test_declared.py tries values around
+    # them.
     fields: str = ""
+    answer: str = ""  # What the head of its answer has, in the same way. Clients ignore all others.
     trusted: bool = False  # Only for peers that have proved the cluster's secret: servers and operators (rule H8).
     fenced: bool = False  # Not by a server that may be a copy: it would take messages, or give them to consumers.
     body_bytes_max: int = 0  # 0: it has no body.
@@ -71,7 +122,12 @@ class Terms(NamedTuple):
     @property
     def types(self) -> dict[str, str]:
         """The type of each field by its name, as it is declared."""
-        return {name.removesuffix("?"): kind for name, _, kind in (each.partition(":") for each in self.fields.split())}
+        return {name.removesuffix("?"): kind for name, kind in named_types(self.fields)}
+
+
+def named_types(fields: str) -> list[tuple[str, str]]:
+    """The names, with their question marks, and the types of declared fields."""
+    return [(name, kind) for name, _, kind in (each.partition(":") for each in fields.split())]
 
 
 OF_ANY_SERVER = Terms(ANY)
@@ -90,65 +146,105 @@ class RequestType(IntEnum):
         return kind
 
     # Any server.
-    PING = 1
-    STATUS = 2, Terms(ANY, cost=Cost.COUNTERS)
-    TRUST_CLOCK = 3, Terms(LOGS, trusted=True)
-    CHALLENGE = 4, Terms(ANY, "nonce:bytes32")
+    PING = 1, Terms(ANY, answer="now_ms:instant log_id?:u64 clock_in_doubt?:bool")
+    STATUS = 2, Terms(ANY, answer=STATUS, cost=Cost.COUNTERS)
+    TRUST_CLOCK = 3, Terms(LOGS, answer="now_ms:instant", trusted=True)
+    CHALLENGE = (
+        4,
+        Terms(ANY, "nonce:bytes32", "nonce:bytes32 role:meta/delay/realtime log_id:u64 cluster_id:u64 proof:bytes32"),
+    )
     PROVE = 5, Terms(ANY, "proof:bytes cluster_id:u64")
-    MEND_LIST = 6, Terms(LOGS, "after:str limit:int", cost=Cost.LISTING)
-    MEND = 7, Terms(LOGS, "id:str decision:str", trusted=True)
-    CUT = 50, Terms(ANY, "hold_ms:0..5000 moment_ms?:instant", trusted=True)
-    CUT_READY = 51, Terms(ANY, "cut:u64", trusted=True)
+    MEND_LIST = 6, Terms(LOGS, "after:str limit:int", "entries:[entry] more:bool", cost=Cost.LISTING)
+    MEND = 7, Terms(LOGS, "id:str decision:str", "id:str done:bool message:str", trusted=True)
+    CUT = 50, Terms(ANY, "hold_ms:0..5000 moment_ms?:instant", "log_id:u64 cut:u64 folder:str", trusted=True)
+    CUT_READY = 51, Terms(ANY, "cut:u64", "log_id:u64 cut:u64 held:bool moment_ms:int", trusted=True)
 
     # Meta.
     REGISTER = (
         10,
         Terms(
             (META,),
-            "role:delay/realtime log_id:u64 host:host port:1..65535 epoch:1..int pid:u32 place?:u64 moves_seen?:u64 "
-            "slots?:slots slot_versions?:versions slot_peers?:[u64]",
+            f"{REGISTERED} place?:u64 moves_seen?:u64 slots?:slots slot_versions?:versions slot_peers?:[u64]",
+            f"{OF_META} lease_ms:int heartbeat_ms:int moves:[move] cordoned:[u64] takes:[u64] boot:str "
+            "slots_lost?:slots slot_peers?:[u64]|nil",
             trusted=True,
         ),
     )
-    SERVERS = 11, Terms((META,), "role:str|nil", cost=Cost.LISTING)
-    ROUTES = 12, Terms((META,), "subjects:[str] assign:bool", has_lists=True, cost=Cost.LISTING)
-    META_SUBJECTS = 13, Terms((META,), "prefix:str after:str limit:1..int", cost=Cost.LISTING)
-    FORGET_SERVER = 14, Terms((META,), "role:str log_id:u64 routes:bool", trusted=True)
-    MOVE_ROUTE = 15, Terms((META,), "subject:str to:u64", trusted=True)
-    SLOTS = 16, Terms((META,), "wanted:slots")
-    MOVE_SLOTS = 17, Terms((META,), "slots:slots versions:versions to:u64 lost:bool", trusted=True)
-    SETTLE_SLOTS = 18, Terms((META,), trusted=True)
-    CORDON_SERVER = 19, Terms((META,), "log_id:u64 standing:serving/cordoned/retired", trusted=True)
+    SERVERS = 11, Terms((META,), "role:str|nil", f"{OF_META} servers:[server]", cost=Cost.LISTING)
+    ROUTES = (
+        12,
+        Terms(
+            (META,),
+            "subjects:[str] assign:bool",
+            f"{OF_META} routes:{{u64}} servers:[server] unrouted:[str]",
+            has_lists=True,
+            cost=Cost.LISTING,
+        ),
+    )
+    META_SUBJECTS = (
+        13,
+        Terms(
+            (META,),
+            "prefix:str after:str limit:1..int",
+            "subjects:[routed] more:bool now_ms:instant",
+            cost=Cost.LISTING,
+        ),
+    )
+    FORGET_SERVER = 14, Terms((META,), "role:str log_id:u64 routes:bool", DECIDED, trusted=True)
+    MOVE_ROUTE = 15, Terms((META,), "subject:str to:u64", DECIDED, trusted=True)
+    SLOTS = (
+        16,
+        Terms((META,), "wanted:slots", f"{OF_META} owners:[owner] versions:versions withheld:slots members:[u64]"),
+    )
+    MOVE_SLOTS = 17, Terms((META,), "slots:slots versions:versions to:u64 lost:bool", DECIDED, trusted=True)
+    SETTLE_SLOTS = 18, Terms((META,), answer=DECIDED, trusted=True)
+    CORDON_SERVER = 19, Terms((META,), "log_id:u64 standing:serving/cordoned/retired", DECIDED, trusted=True)
 
     # Delay servers.
-    SEND = 20, Terms((DELAY,), body_bytes_max=SEND_BODY_BYTES_MAX)
-    OUTCOME = 21, Terms((DELAY,), "log_id:u64 producer_id:u64 producer_batch:u64")
-    CHECKPOINT = 22, Terms((DELAY,), trusted=True)
-    TARGETS = 23, Terms((DELAY,), "after:u64")
-    TARGET_LOST = 24, Terms((DELAY,), "log_id:u64", trusted=True)
-    TARGET_ACCEPT = 25, Terms((DELAY,), "log_id:u64", trusted=True)
-    CANCEL = 26, Terms((DELAY,), f"{ROWS} {TRIES}", body_bytes_max=ASKED_BODY_BYTES_MAX)
-    GET = 27, Terms((DELAY,), ROWS, body_bytes_max=ASKED_BODY_BYTES_MAX)
-    RESCHEDULE = 28, Terms((DELAY,), f"{ROWS} {TRIES} number?:u64", body_bytes_max=MOVES_BODY_BYTES_MAX)
+    SEND = 20, Terms((DELAY,), answer=RESULTS, body_bytes_max=SEND_BODY_BYTES_MAX)
+    OUTCOME = (
+        21,
+        Terms(
+            (DELAY,),
+            "log_id:u64 producer_id:u64 producer_batch:u64",
+            f"{OF_DELAY} state:accepted/unknown result:result|nil",
+        ),
+    )
+    CHECKPOINT = 22, Terms((DELAY,), answer=f"{OF_DELAY} replay_offset:int", trusted=True)
+    TARGETS = 23, Terms((DELAY,), "after:u64", f"{OF_DELAY} targets:[target] more:bool")
+    TARGET_LOST = 24, Terms((DELAY,), "log_id:u64", f"{OF_DELAY} message:str", trusted=True)
+    TARGET_ACCEPT = 25, Terms((DELAY,), "log_id:u64", f"{OF_DELAY} message:str", trusted=True)
+    CANCEL = 26, Terms((DELAY,), f"{ROWS} {TRIES}", ASKED, body_bytes_max=ASKED_BODY_BYTES_MAX)
+    GET = 27, Terms((DELAY,), ROWS, ASKED, body_bytes_max=ASKED_BODY_BYTES_MAX)
+    RESCHEDULE = 28, Terms((DELAY,), f"{ROWS} {TRIES} number?:u64", ASKED, body_bytes_max=MOVES_BODY_BYTES_MAX)
     FIND = (
         29,
         Terms(
             (DELAY,),
             "log_id:u64 subject:str from_ms:instant to_ms:instant hour:u32 sequence:u64 until_sequence:u64 "
             "limit:1..65536 tag:str content:0..2 origin:u64",
+            f"{FOUND} rows:int",
         ),
     )
-    QUOTAS = 32, Terms((DELAY,), "after:str prefix:str")
+    QUOTAS = 32, Terms((DELAY,), "after:str prefix:str", f"{OF_DELAY} quotas:[quota] more:bool")
     SET_QUOTA = (
         33,
-        Terms((DELAY,), "subject:str per_second:int|nil pending:int|nil pending_bytes:int|nil", trusted=True),
+        Terms((DELAY,), "subject:str per_second:int|nil pending:int|nil pending_bytes:int|nil", OF_DELAY, trusted=True),
     )
-    PLACES = 34, Terms((DELAY,), "subject:str spread_ms:int", body_bytes_max=PLACES_BODY_BYTES_MAX)
-    RELEASE_SLOTS = 36, Terms((DELAY,), "slots:slots", trusted=True)
-    SEND_AGAIN = 37, Terms((DELAY,), trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
-    DRAIN = 38, Terms((DELAY,), "to:u64 slots:slots|nil hour:u32 sequence:u64 until_sequence:u64", trusted=True)
-    RETIRE = 39, Terms((DELAY,), trusted=True)
-    SEND_DRAINED = 63, Terms((DELAY,), trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
+    PLACES = 34, Terms((DELAY,), "subject:str spread_ms:int", OF_DELAY, body_bytes_max=PLACES_BODY_BYTES_MAX)
+    RELEASE_SLOTS = 36, Terms((DELAY,), "slots:slots", f"{OF_DELAY} versions:versions", trusted=True)
+    SEND_AGAIN = 37, Terms((DELAY,), answer=RESULTS, trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
+    DRAIN = (
+        38,
+        Terms(
+            (DELAY,),
+            "to:u64 slots:slots|nil hour:u32 sequence:u64 until_sequence:u64",
+            f"{FOUND} found:int drained:int leaving:int left:int",
+            trusted=True,
+        ),
+    )
+    RETIRE = 39, Terms((DELAY,), answer=f"{OF_DELAY} message:str", trusted=True)
+    SEND_DRAINED = 63, Terms((DELAY,), answer=RESULTS, trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
 
     # Realtime servers.
     HELLO = (
@@ -157,43 +253,78 @@ class RequestType(IntEnum):
             (REALTIME,),
             "log_id:u64 target:u64 epoch:int instance:u64 session:int w:[u64] named_offset?:int unread_hours?:[u32] "
             "next_sequence:u64",
+            "log_id:u64 end_offset:int highest_sequence:u64 decided_offset:int batches:[held]",
             trusted=True,
             fenced=True,
             cost=Cost.LISTING,
             in_frames=True,
         ),
     )
-    DISPATCH = 31, Terms((REALTIME,), "session:int epoch:int", trusted=True, fenced=True, body_bytes_max=BODY_BYTES_MAX)
+    DISPATCH = (
+        31,
+        Terms(
+            (REALTIME,),
+            "session:int epoch:int",
+            "log_id:u64 appended_at_ms:instant batches:[landed]",
+            trusted=True,
+            fenced=True,
+            body_bytes_max=BODY_BYTES_MAX,
+        ),
+    )
     PULL = (
         40,
         Terms(
             (REALTIME,),
             f"{WHOSE} max_messages:1..int max_bytes:1..int wait_ms:int lease_ms:0..43200000 consumer:str ahead?:u32 "
             f"{BEGINNING} exclusive_ms?:1000..600000 was?:[u64] in_flight_max?:u32",
+            "log_id:u64 incarnation:u64 parts:[part] now_ms:instant wanted:int unfinished?:bool subjects?:[named]",
             fenced=True,
             cost=Cost.HEAVY,
         ),
     )
-    ACK = 41, Terms((REALTIME,), f"{WHOSE} {HANDLES}", fenced=True, has_lists=True)
-    NACK = 42, Terms((REALTIME,), f"{WHOSE} {HANDLES} uncounted?:bool", fenced=True, has_lists=True)
-    GROUPS = 43, Terms((REALTIME,), "subject:str|nil after?:pair|nil limit?:1..int ages?:bool", cost=Cost.LISTING)
-    SUBJECTS = 44, Terms((REALTIME,), "prefix:str after:str limit:1..int", cost=Cost.LISTING)
-    DELETE_GROUP = 45, Terms((REALTIME,), GROUP, trusted=True)
-    ORIGIN_ACCEPT = 46, Terms((REALTIME,), "log_id:u64", trusted=True)
+    ACK = 41, Terms((REALTIME,), f"{WHOSE} {HANDLES}", STALE, fenced=True, has_lists=True)
+    NACK = 42, Terms((REALTIME,), f"{WHOSE} {HANDLES} uncounted?:bool", STALE, fenced=True, has_lists=True)
+    GROUPS = (
+        43,
+        Terms(
+            (REALTIME,),
+            "subject:str|nil after?:pair|nil limit?:1..int ages?:bool",
+            "groups:[group_row] more:bool",
+            cost=Cost.LISTING,
+        ),
+    )
+    SUBJECTS = (
+        44,
+        Terms((REALTIME,), "prefix:str after:str limit:1..int", "subjects:[subject_row] more:bool", cost=Cost.LISTING),
+    )
+    DELETE_GROUP = 45, Terms((REALTIME,), GROUP, GROUP, trusted=True)
+    ORIGIN_ACCEPT = 46, Terms((REALTIME,), "log_id:u64", "log_id:u64 epoch:int highest_sequence:u64", trusted=True)
     PULL_END = 47, Terms((REALTIME,), f"{WHOSE} exclusive_ms?:1000..600000 was?:[u64]")
-    RETRY = 48, Terms((REALTIME,), f"{GROUP} retries:[retry] log_id?:u64", fenced=True, has_lists=True)
-    REJECT = 49, Terms((REALTIME,), f"{GROUP} rejects:[reject] log_id?:u64", fenced=True, has_lists=True)
+    RETRY = 48, Terms((REALTIME,), f"{GROUP} retries:[retry] log_id?:u64", STALE, fenced=True, has_lists=True)
+    REJECT = 49, Terms((REALTIME,), f"{GROUP} rejects:[reject] log_id?:u64", STALE, fenced=True, has_lists=True)
     EXTEND = (
         52,
-        Terms((REALTIME,), f"{GROUP} lease_ms:1..43200000 handles:[handle] log_id?:u64", fenced=True, has_lists=True),
+        Terms(
+            (REALTIME,),
+            f"{GROUP} lease_ms:1..43200000 handles:[handle] log_id?:u64",
+            STALE,
+            fenced=True,
+            has_lists=True,
+        ),
     )
-    MOVE_GROUP = 53, Terms((REALTIME,), f"{GROUP} to:position dry_run?:bool", trusted=True)
-    PAUSE_GROUP = 54, Terms((REALTIME,), f"{GROUP} paused:bool", trusted=True)
+    MOVE_GROUP = (
+        53,
+        Terms(
+            (REALTIME,), f"{GROUP} to:position dry_run?:bool", f"{GROUP} before:int next:int dropped:int", trusted=True
+        ),
+    )
+    PAUSE_GROUP = 54, Terms((REALTIME,), f"{GROUP} paused:bool", f"{GROUP} paused:bool", trusted=True)
     SUBSCRIBE = (
         55,
         Terms(
             (REALTIME,),
             f"group:group subjects?:[str] pattern?:str {BEGINNING} in_flight_max?:u32",
+            "subscription:int now_ms:instant",
             fenced=True,
             has_lists=True,
         ),
