@@ -63,8 +63,8 @@ RESULTS = f"{OF_DELAY} results:[result]"
 ASKED = f"{OF_DELAY} retry_after_ms:int"
 STATUS = (
     f"role:meta/delay/realtime log_id:u64 epoch:int pid:u32 started_at_ms:instant {OF_META} counters:{{int}} "
-    "waits:[wait] refuses:[wait] connections:int connections_max:int loop_wait_ms_max:int loop_wait_ms_max_minute:int boot?:str "
-    "clock_confirmed?:bool clock_in_doubt?:bool fenced?:bool cordoned?:bool held?:bool "
+    "waits:[wait] refuses:[wait] connections:int connections_max:int loop_wait_ms_max:int loop_wait_ms_max_minute:int "
+    "boot?:str clock_confirmed?:bool clock_in_doubt?:bool fenced?:bool cordoned?:bool held?:bool "
     "end_offset?:int indexed_offset?:int next_sequence?:u64 differing?:int in_doubt?:int subjects?:int groups?:int"
 )
 STALE = "stale:[handle] why:[int] wanted:int"
@@ -96,8 +96,8 @@ MAPS = {
     "error?:str message?:str retry_after_ms?:int rows?:[int] next_free_ms?:instant",
     "target": declared(TargetInfo),
     "quota": declared(QuotaInfo),
-    "group_row": declared(GroupInfo),
-    "subject_row": declared(SubjectInfo),
+    "listed_group": declared(GroupInfo),
+    "listed_subject": declared(SubjectInfo),
 }
 
 
@@ -106,10 +106,10 @@ class Terms(NamedTuple):
 
     servers: tuple[str, ...]  # The roles of the servers that serve it.
     # What its head has, each as ``name:type``; one with a question mark may be left out. Servers ignore all others.
-    # Types: u32, u64, int (63 bits), instant, 0..2 (from, to), bool, str, text (a longer one), host, group (the name of one), a/b (one of
-    # these words), bytes, bytes32 (so many), slots, versions (of slots), position, a row of `LISTS` or `MAPS`.
-    # [u64] is a list, {int} a map with any names, str|nil may be nil. tests/fuzz/test_declared.py tries values around
-    # them.
+    # Types: u32, u64, int (63 bits), instant, 0..2 (from, to), bool, str, text (a longer one), host, group (the name of
+    # one), a/b (one of these words), bytes, bytes32 (so many), slots, versions (of slots), position, a row of `LISTS`
+    # or `MAPS`. [u64] is a list, {int} a map with any names, str|nil may be nil. tests/fuzz/test_declared.py tries
+    # values around them.
     fields: str = ""
     answer: str = ""  # What the head of its answer has, in the same way. Clients ignore all others.
     trusted: bool = False  # Only for peers that have proved the cluster's secret: servers and operators (rule H8).
@@ -289,13 +289,15 @@ class RequestType(IntEnum):
         Terms(
             (REALTIME,),
             "subject:str|nil after?:pair|nil limit?:1..int ages?:bool",
-            "groups:[group_row] more:bool",
+            "groups:[listed_group] more:bool",
             cost=Cost.LISTING,
         ),
     )
     SUBJECTS = (
         44,
-        Terms((REALTIME,), "prefix:str after:str limit:1..int", "subjects:[subject_row] more:bool", cost=Cost.LISTING),
+        Terms(
+            (REALTIME,), "prefix:str after:str limit:1..int", "subjects:[listed_subject] more:bool", cost=Cost.LISTING
+        ),
     )
     DELETE_GROUP = 45, Terms((REALTIME,), GROUP, GROUP, trusted=True)
     ORIGIN_ACCEPT = 46, Terms((REALTIME,), "log_id:u64", "log_id:u64 epoch:int highest_sequence:u64", trusted=True)

@@ -44,7 +44,7 @@ from delayd.reading import export, tables
 from delayd.reading.findings import SENTENCES
 from delayd.wire import frame, scheduling
 from delayd.wire.consuming import GroupInfo, SubjectInfo
-from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, META, REALTIME, RequestType
+from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, LISTS, MAPS, META, REALTIME, RequestType, named_types
 from meta import core as meta_core
 from meta import registry, slots
 from realtime import answers as realtime_parts
@@ -104,21 +104,29 @@ def _requests(*roles: str) -> Callable[[], Iterator[str]]:
     """The requests that exactly these servers serve, or for all servers those that several kinds of them serve."""
 
     def rows() -> Iterator[str]:
-        yield "| type | request | served by | trusted | fenced | body | head | units | its head has |"
-        yield "|---|---|---|---|---|---|---|---|---|"
+        yield "| type | request | served by | trusted | fenced | body | head | units | its head has | its answer has |"
+        yield "|---|---|---|---|---|---|---|---|---|---|"
         for kind in sorted(RequestType):
             terms = kind.terms
             if terms.servers == roles or (roles == ANY and len(terms.servers) > 1):
                 room = DELAY_LIMITS.by_type_trusted.get(kind, DELAY_LIMITS.plain)
                 units = ("1", "16", "1, behind light ones", "64")[terms.cost]
                 served = "any" if terms.servers == ANY else ", ".join(terms.servers)
-                declared = (each.partition(":") for each in terms.fields.split())
-                fields = ", ".join(f"{_code(name)} {_cell(type_)}" for name, _, type_ in declared)
                 row = (str(kind.value), kind.name, served, "yes" * terms.trusted, "yes" * terms.fenced)
                 sizes = (_size(terms.body_bytes_max), _size(room.head_bytes), units)
-                yield f"| {' | '.join((*row, *sizes, fields))} |"
+                yield f"| {' | '.join((*row, *sizes, _declared(terms.fields), _declared(terms.answer)))} |"
 
     return rows
+
+
+def _declared(fields: str) -> str:
+    return ", ".join(f"{_code(name)} {_cell(type_)}" for name, type_ in named_types(fields))
+
+
+def _declared_rows() -> Iterator[str]:
+    yield from ("| type | is | of |", "|---|---|---|")
+    for what, rows in (("list", LISTS), ("map", MAPS)):
+        yield from (f"| {name} | a {what} | {_declared(fields)} |" for name, fields in rows.items())
 
 
 def _bounds(*constants: tuple[ModuleType, str]) -> Callable[[], Iterator[str]]:
@@ -418,6 +426,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "columns": _columns,
     "commands": _commands,
     "findings": _findings,
+    "declared_rows": _declared_rows,
     "requests_of_any": _requests(*ANY),
     "requests_of_meta": _requests(META),
     "requests_of_delay": _requests(DELAY),

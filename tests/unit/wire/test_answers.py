@@ -1,4 +1,4 @@
-"""What a server answers is what `delayd.wire.requests` declares: each request, asked of real servers in this process."""
+"""Answers are what `delayd.wire.requests` declares: each request is asked of real servers in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from delayd.batch.columns import Buffer, ProducerPart
 from delayd.client.asking import ask
 from delayd.embedded import Embedded
 from delayd.errors import DelaydError
-from delayd.net.calls import Calls
+from delayd.net.calls import Calls, OnAnswer
 from delayd.net.connection import Connection
 from delayd.secret import SECRET_FILE, Secret, read_secret
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -41,14 +41,21 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[RequestType
     plain = Calls.ask
 
     def asked(
-        self: Calls, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer, *rest, **more
-    ):  # type: ignore[no-untyped-def]
+        self: Calls,
+        frame_type: int,
+        head: Mapping[str, HeadValue],
+        body: Sequence[Buffer],
+        on_answer: OnAnswer,
+        timeout_ms: float | None,
+        *,
+        now: bool = False,
+    ) -> int:
         def hear(answer: Frame | DelaydError) -> None:
             if isinstance(answer, Frame):
                 found[RequestType(frame_type)].append(answer.head)
             on_answer(answer)
 
-        return plain(self, frame_type, head, body, hear, *rest, **more)
+        return plain(self, frame_type, head, body, hear, timeout_ms, now=now)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Calls, "ask", asked)
@@ -93,9 +100,9 @@ async def ask_servers(address: str, secret: Secret) -> None:
         servers = await ask.known_servers(meta)
         await ask.prove(meta, secret)
         delay, realtime = sorted(servers, key=lambda each: each.role)
-        asked = {"subject": "a", "to": realtime.log_id}
+        asked: Head = {"subject": "a", "to": realtime.log_id}
         slots: Head = {"slots": bytes(128)}
-        for kind, head in (
+        of_meta: list[tuple[RequestType, Head]] = [
             (RequestType.SERVERS, {"role": None}),
             (RequestType.META_SUBJECTS, {"prefix": "", "after": "", "limit": 10}),
             (RequestType.MOVE_ROUTE, asked),
@@ -103,13 +110,14 @@ async def ask_servers(address: str, secret: Secret) -> None:
             (RequestType.MOVE_SLOTS, {**slots, "versions": bytes(4_096), "to": delay.log_id, "lost": False}),
             (RequestType.SETTLE_SLOTS, {}),
             (RequestType.CORDON_SERVER, {"log_id": delay.log_id, "standing": "serving"}),
-        ):
+        ]
+        for kind, head in of_meta:
             await tried(meta, kind, head)
         for server in servers:
             async with ask.connected(server.endpoint) as connection:
                 await ask.prove(connection, secret)
                 walk: Head = {"hour": 0, "sequence": 0, "until_sequence": 0}
-                for kind, head in (
+                of_each: list[tuple[RequestType, Head]] = [
                     (RequestType.PING, {}),
                     (RequestType.STATUS, {}),
                     (RequestType.TRUST_CLOCK, {}),
@@ -121,7 +129,8 @@ async def ask_servers(address: str, secret: Secret) -> None:
                     (RequestType.DRAIN, {"to": 0, "slots": None, **walk}),
                     (RequestType.PULL_END, {"subject": "a", "group": "g"}),
                     (RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 10}),
-                ):
+                ]
+                for kind, head in of_each:
                     if server.role in kind.terms.servers:
                         await tried(connection, kind, head)
                 cut = await connection.request(RequestType.CUT, {"hold_ms": 0})
