@@ -122,7 +122,6 @@ async def ask_servers(address: str, secret: Secret) -> None:
                     (RequestType.STATUS, {}),
                     (RequestType.TRUST_CLOCK, {}),
                     (RequestType.MEND_LIST, {"after": "", "limit": 10}),
-                    (RequestType.CUT, {"hold_ms": 0}),
                     (RequestType.CHECKPOINT, {}),
                     (RequestType.TARGETS, {"after": 0}),
                     (RequestType.RELEASE_SLOTS, slots),
