@@ -119,7 +119,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.reading.data",
         "delayd.reading.files.directory",
         "delayd.reading.files.stored_groups",
-        "delayd.reading.plan",
         "delayd.reading.verify",
         "delayd.secret",
         "delayd.wire.asked",

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import delayd
-from delayd import BatchFailed, MessageState, RescheduleAnswer
+from delayd import BatchFailed, MessageState
 from delayd.errors import BadExpiry
 from delayd.reading.books import audit_directory
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 HOUR = timedelta(hours=1)
 
@@ -48,23 +48,3 @@ def test_what_expired_is_not_delivered_and_the_books_balance(tmp_path: Path) -> 
     report = audit_directory(str(tmp_path / "data"), now_ms=time.time_ns() // 1_000_000)
     assert (report.total.expired, report.total.dispatched) == (2, 3)
     assert report.balanced
-
-
-def test_a_message_that_is_moved_keeps_its_instant_and_its_key_is_free_when_it_expired(tmp_path: Path) -> None:
-    now = datetime.now(UTC)
-    with (
-        delayd.open(tmp_path / "data") as home,
-        home.producer() as producer,
-        home.consumer("seats", "g") as consumer,
-    ):
-        early = producer.send("seats", b"early", delay=HOUR, expires_at=now + 2 * HOUR)
-        assert producer.reschedule("seats", receipt=early, deliver_at=now).answer is RescheduleAnswer.MOVED
-        (message,) = consumer.pull(max_messages=1, wait=timedelta(seconds=DEADLINE_S))
-        assert message.body == b"early" and message.expires_at is not None
-        # Instants are whole milliseconds, rounded up.
-        assert timedelta(0) <= message.expires_at - (now + 2 * HOUR) < timedelta(milliseconds=1)
-        message.ack()
-        producer.send("seats", b"late", deliver_at=now - HOUR, ttl=timedelta(minutes=1), key="k")
-        wait_until(lambda: producer.get("seats", key="k").state is MessageState.EXPIRED)
-        again = producer.send("seats", b"again", delay=timedelta(0), key="k")
-        assert not again.kept and again.replaced is None

@@ -54,23 +54,6 @@ def test_it_fires_once_for_each_time_and_never_early() -> None:
     uvloop.run(scenario())
 
 
-def test_an_expiry_that_the_loop_has_not_seen_yet_is_taken_back_by_a_later_time() -> None:
-    async def scenario() -> None:
-        firings, witness = Firings(), Firings()
-        firings.timer.set_after_ms(0.1)
-        hold_the_loop_until = time.monotonic() + 0.01
-        while time.monotonic() < hold_the_loop_until:
-            pass
-        firings.timer.set_after_ms(60_000)
-        witness.timer.set_after_ms(10)
-        await witness.count(1)
-        assert firings.times == []
-        firings.timer.close()
-        witness.timer.close()
-
-    uvloop.run(scenario())
-
-
 def test_an_expiry_that_another_callback_of_the_same_turn_takes_back_does_not_fire() -> None:
     async def scenario() -> None:
         bugs: list[dict[str, object]] = []

@@ -3,7 +3,6 @@
 import hashlib
 import struct
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from delayd.machine.disk import RealDisk
 from delayd.reading.files.directory import Directory, Role
 from delayd.reading.findings import (
     FINDING,
-    Acceptance,
     AcceptanceState,
     Cause,
     FindingKind,
@@ -26,8 +24,6 @@ from delayd.reading.findings import (
 from delayd.secret import Secret
 from tests.books import DELAY_ID, HOUR
 
-SECRET = Secret(b"k" * 32, "")
-ACCEPTANCE = Acceptance(DELAY_ID, HOUR, "ab" * 32, "ann", "disk 3", 1_795_190_400_000)
 Row = tuple[int, int, int, int, int, int, int]
 """Kind, reason, subject, sequence, due instant, value, other."""
 LOST: Row = (FindingKind.LOST, Cause.NOT_AT_TARGET, 1, 7, 1_000, 5, 0)
@@ -71,43 +67,6 @@ def test_each_field_of_a_finding_is_in_the_digest(field: int) -> None:
     kind, reason, subject, sequence, due_ms, value, other = row
     changed = findings([(kind, reason, subject, sequence, due_ms, value, other)])
     assert changed.sha256 != findings([LOST]).sha256
-
-
-def test_threads_that_write_at_once_lose_no_acceptance(tmp_path: Path) -> None:
-    def write(number: int) -> str:
-        return write_acceptance(str(tmp_path), ACCEPTANCE._replace(reason=f"number {number}"), SECRET)
-
-    with ThreadPoolExecutor(8) as threads:
-        paths = list(threads.map(write, range(40)))
-    assert len(set(paths)) == 40
-    found = list(read_acceptances(RealDisk(), Directory(str(tmp_path), Role.DELAY, DELAY_ID)))
-    assert {each.acceptance.reason for each in found if each.acceptance} == {f"number {n}" for n in range(40)}
-    assert {each.path for each in found} == set(paths)
-    assert all(SECRET.is_note_signature(each.signature, each.line) for each in found)
-
-
-def test_an_acceptance_of_another_server_or_hour_than_its_place_says_is_unreadable(tmp_path: Path) -> None:
-    path = Path(write_acceptance(str(tmp_path), ACCEPTANCE, SECRET))
-    other = Directory(str(tmp_path), Role.DELAY, DELAY_ID + 1)
-    digests = {(DELAY_ID + 1, HOUR): ACCEPTANCE.findings_sha256, (DELAY_ID, HOUR + 1): ACCEPTANCE.findings_sha256}
-    (judged,) = judge(read_acceptances(RealDisk(), other), digests, SECRET)
-    assert judged.state is AcceptanceState.UNREADABLE
-    path.rename(path.with_name(path.name.replace("16.1", "17.1")))
-    (judged,) = judge(read_acceptances(RealDisk(), Directory(str(tmp_path), Role.DELAY, DELAY_ID)), digests, SECRET)
-    assert (judged.state, judged.key) == (AcceptanceState.UNREADABLE, (DELAY_ID, HOUR + 1))
-
-
-def test_the_newest_that_fits_is_told_or_else_the_newest(tmp_path: Path) -> None:
-    for at_ms, sha256 in ((3, "cd"), (2, "ab"), (1, "ab"), (4, "ef")):
-        write_acceptance(str(tmp_path), ACCEPTANCE._replace(at_ms=at_ms, findings_sha256=sha256 * 32), SECRET)
-    found = list(read_acceptances(RealDisk(), Directory(str(tmp_path), Role.DELAY, DELAY_ID)))
-
-    def told(digest: str) -> list[tuple[AcceptanceState, int]]:
-        judged = judge(found, {(DELAY_ID, HOUR): digest * 32}, SECRET)
-        return [(each.state, each.stored.acceptance.at_ms) for each in judged if each.stored.acceptance]
-
-    assert told("ab") == [(AcceptanceState.ACCEPTED, 2)]
-    assert told("99") == [(AcceptanceState.DIFFERS, 4)]
 
 
 def test_a_file_is_the_one_of_the_page(tmp_path: Path) -> None:

@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.batch.batch import encode, encode_subject_table
-from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, OutcomePart, SchedulePart
 from delayd.batch.content import Hasher
 from delayd.delay.keys.run import write_run
 from delayd.errors import BadArgument, Unreadable
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
-from delayd.log.group import MAGIC_BYTES, GroupKind, NewGroup
-from delayd.log.hour import PART, encode_outcomes
+from delayd.log.group import MAGIC_BYTES
 from delayd.log.key_run import STATE_KEY, KnownRuns, run_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
 from delayd.machine.disk import File, RealDisk
@@ -56,37 +53,8 @@ def report_on(report: VerifyReport, path: Path) -> FileReport:
     return found
 
 
-def test_sound_files_are_counted(books: Books) -> None:
-    Path(f"{books.root}/delay.log").write_text("what a server said, beside the servers' directories")
-    seen: list[tuple[int, int]] = []
-    report = verify_directory(books.root, progress=lambda done, count: seen.append((done, count)))
-    assert report.sound and not report.torn and seen == [(done, 7) for done in range(1, 8)]
-    assert [(file.kind, file.groups, file.batches, file.rows) for file in report.files] == [
-        ("checkpoint", 0, 0, 0),
-        ("message", 2, 2, 20),
-        *[("schedule", 1, 1, 10)] * 2,
-        *[("dispatch", 2, 2, 10)] * 2,
-        ("realtime", 4, 4, 20),
-    ]
-
-
 def cut(path: Path, size: int) -> Path:
     path.write_bytes(path.read_bytes()[:size])
-    return path
-
-
-def without(path: Path) -> Path:
-    path.unlink()
-    return path
-
-
-def under_another_name(books: Books) -> Path:
-    return books.path_of("schedule", HOUR + 1).rename(books.path_of("schedule", HOUR))
-
-
-def of_another_server(books: Books) -> Path:
-    path = Path(f"{books.realtime}/message/{2**40:020}.log")
-    path.write_bytes(message_log(books).read_bytes()[:FILE_HEADER_BYTES])
     return path
 
 
@@ -101,11 +69,6 @@ def without_a_group(books: Books) -> Path:
     Path(f"{books.delay}/checkpoint").unlink()
     path = message_log(books)
     return cut(path, path.read_bytes().rindex(MAGIC_BYTES))
-
-
-def without_message_log(books: Books) -> Path:
-    shutil.rmtree(f"{books.delay}/message")
-    return Path(f"{books.delay}/message")
 
 
 def without_a_segment(books: Books) -> Path:
@@ -173,12 +136,8 @@ HARM: dict[str, tuple[Callable[[Books], Path], str]] = {
     "a group that an outcome names": (without_a_group, "the log ends there, and message "),
     "a file of a newer delayd": (lambda books: flip(books.path_of("dispatch"), 8), ""),
     "a short file": (lambda books: cut(books.path_of("schedule"), FILE_HEADER_BYTES), "more bytes are there"),
-    "no file": (lambda books: without(books.path_of("schedule", HOUR + 1)), "gone, and the checkpoint counts"),
     "no header": (counted_and_cut, "a checkpoint counts what is in it"),
-    "another hour": (under_another_name, "its header says that it is 2026112017.log"),
-    "another server": (of_another_server, ""),
     "a segment in between": (without_a_segment, "does not follow the file before it"),
-    "no message log": (without_message_log, "is gone"),
     "both slots of a checkpoint": (both_slots, ""),
     "a page of a consume log": (page_of_entries, "the checksum of the page differs"),
     "an entry in two": (entry_in_two, "a later segment exists"),
@@ -334,56 +293,3 @@ def test_rule_L10_a_first_file_that_cannot_be_read_is_named_and_the_others_are_r
     assert report_on(report, second).state is FileState.OK
     with pytest.raises(Unreadable, match=first.name):
         find_directories(RealDisk(), str(tmp_path / "segmented"))
-
-
-def test_outcomes_whose_parts_do_not_add_up_are_damage(books: Books) -> None:
-    again = Books(books.root + "/again")
-    again.send([START_MS, START_MS])
-    again.record([(HOUR, again.part([1]))])
-    part_of_one = encode_outcomes(HOUR, [again.part([1])])[-PART.itemsize :]
-    columns = [
-        (ColumnId.DELIVER_AT_MS, np.full(2, START_MS, np.int64)),
-        (ColumnId.SEQUENCE, np.array([1, 2], np.uint64)),
-    ]
-    batch = encode(BatchKind.OUTCOME, OutcomePart(HOUR), 2, columns, [part_of_one])
-    segment = again.files[str(again.path_of("dispatch"))]
-    segment.append([NewGroup(GroupKind.DATA, [batch], 1, START_MS)])
-    segment.flush()
-    again.close()
-    (damaged,) = verify_directory(again.root).damaged
-    assert damaged.path == segment.path and "do not add up" in damaged.damage
-
-
-def schedule_batch(source: tuple[int, int], rows: list[tuple[int, int]]) -> bytes:
-    columns: list[tuple[ColumnId, ColumnArray]] = [
-        (ColumnId.DELIVER_AT_MS, np.array([START_MS + due_ms for due_ms, _ in rows], np.int64)),
-        (ColumnId.SEQUENCE, np.array([sequence for _, sequence in rows], np.uint64)),
-        (ColumnId.BODY_END, np.full(len(rows), 16, np.uint32)),
-    ]
-    part, table = SchedulePart(*source, HOUR), encode_subject_table([b"a"])
-    return encode(BatchKind.SCHEDULE, part, len(rows), columns, [table], 1)
-
-
-@pytest.mark.parametrize(
-    ("sound", "rows"),
-    [
-        (True, [(500, 4), (900, 3)]),
-        (True, [(-HOUR_MS, 4), (-2 * HOUR_MS, 5), (0, 6)]),  # Due before the hour begins: by sequence.
-        (False, [(900, 3), (500, 4)]),
-        (False, [(500, 4), (500, 3)]),
-        (False, [(500, 4), (500, 4)]),
-        (False, [(500, 3), (900, 2)]),  # The range before has it.
-    ],
-)
-def test_rows_of_a_schedule_log_stand_in_filing_order(tmp_path: Path, sound: bool, rows: list[tuple[int, int]]) -> None:
-    books = Books(str(tmp_path / "data"))
-    books.send([START_MS, START_MS])
-    books.checkpoint()
-    segment = books.files[str(books.path_of("schedule"))]
-    after = (books.replay_offset, books.replay_offset + 8)
-    segment.append([NewGroup(GroupKind.DATA, [schedule_batch(after, rows[:1]), schedule_batch(after, rows[1:])], 1, 0)])
-    segment.flush()
-    books.close()
-    report = report_on(verify_directory(books.root), Path(segment.path))
-    assert (report.state is FileState.OK) == sound
-    assert sound or "filing order" in report.damage

@@ -1,6 +1,5 @@
 """Checkpoints and retention (rules P2, L4, Q3) of the realtime server, against the core in memory."""
 
-from delayd.machine.executor import Abandoned
 from delayd.testing.executor import StepExecutor
 from delayd.wire.heads import (
     need_int,
@@ -11,7 +10,6 @@ from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 
 FOLDER = "/data/realtime"
-PIECES_MAX = 50
 SMALL = {"segment_bytes": 4096, "retention_ms": 1_000, "tail_bytes": 0}
 
 
@@ -27,39 +25,6 @@ def filled(batches: int = 20, **settings: int) -> tuple[World, SimPeer]:
         w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
         world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(400)] * 2, w=w))
     return world, peer
-
-
-def test_a_checkpoint_that_a_stop_abandons_at_any_piece_loses_nothing() -> None:
-    for pieces in range(PIECES_MAX):
-        work = StepExecutor()
-        world, peer = World(work=work, settings=SMALL), SimPeer()
-        world.hello(peer, 1)
-        for batch_id in range(1, 7):
-            world.dispatch(peer, 1, dispatch_batch(batch_id, [b"%d" % batch_id], subject=f"s{batch_id}"))
-        world.ack(peer, world.pull(peer, subject="s1").handles, subject="s1")
-        left = [pieces]
-
-        def give_way(left: list[int] = left) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Abandoned("the thread is being closed")
-
-        work.give_way = give_way  # type: ignore[method-assign]
-        world.core.stop(lambda: None)
-        abandoned = False
-        try:
-            work.run_all()
-        except Abandoned:
-            abandoned = True
-        disk = world.disk.after_crash()
-        later, peer = World(disk, world.state.after_crash(disk), world.clock.restarted(), settings=SMALL), SimPeer()
-        assert [later.pull(peer, subject=f"s{number}").bodies for number in range(1, 7)] == [
-            [],
-            *([b"%d" % number] for number in range(2, 7)),
-        ]
-        if not abandoned:
-            break
-    assert pieces > 5 and not abandoned
 
 
 def test_rule_Q3_a_group_that_comes_while_messages_are_being_removed_starts_behind_them() -> None:

@@ -1,7 +1,6 @@
 """Segments that get no more groups are tallied beside the loop, before retention may take them (rules S5, S6)."""
 
 from delayd.hours import hour_of_ms
-from delayd.log.tally import covered
 from delayd.testing.executor import StepExecutor
 from delayd.wire.heads import need_int
 from delayd.wire.requests import RequestType
@@ -11,7 +10,6 @@ from tests.worlds.realtime import SimPeer, World
 SMALL = {"segment_bytes": 4096, "retention_ms": 1_000, "tail_bytes": 0}
 HOUR = hour_of_ms(DUE_MS)
 BODY = bytes(400)
-TALLY_FILE = "/data/realtime/tally/00000000000000000000.log"
 
 
 def filled(work: StepExecutor | None = None, wrong: int = -1) -> tuple[World, SimPeer]:
@@ -28,10 +26,6 @@ def filled(work: StepExecutor | None = None, wrong: int = -1) -> tuple[World, Si
 def settle(world: World) -> None:
     for _ in range(50):
         world.pass_time(100)
-
-
-def ends(world: World) -> list[int]:
-    return [segment.base_offset for segment in world.recovered.message_log.segments]
 
 
 def test_rule_S5_retention_waits_for_the_tally_of_what_it_removes() -> None:
@@ -58,30 +52,3 @@ def test_rule_S6_a_row_whose_bytes_do_not_give_its_hash_is_named_and_shown() -> 
     answer, _ = later.ask(peer, RequestType.STATUS, {})
     assert need_int(answer, "differing") == 2
     assert [len(body) for body in later.pull(peer).bodies] == [400] * 40
-
-
-def test_rule_L9_a_tally_log_that_goes_under_the_running_server_is_made_again() -> None:
-    world, peer = filled()
-    settle(world)
-    world.disk.remove(TALLY_FILE)
-    world.hello(peer, 2)
-    for batch_id in range(21, 41):
-        rows = [(10 * batch_id + row, DUE_MS, b"", BODY, -1) for row in range(2)]
-        world.dispatch(peer, 2, hashed_batch(b"orders", rows, ORIGIN, HOUR, batch_id=batch_id))
-    settle(world)
-    assert not world.failures
-    last = ends(world)[-1]
-    assert covered(world.restarted().recovered.tally_log.entries) == [(0, last)]
-
-
-def test_rule_L10_a_segment_that_can_not_be_read_is_left_out_at_last_and_keeps_no_other() -> None:
-    world, _ = filled()
-    bases = ends(world)
-    path = world.recovered.message_log.file_position(bases[1])[0]
-    file = world.disk.open(path, write=True)
-    file.pwritev([b"\xff"], 1_000)
-    file.close()
-    for _ in range(20):
-        world.pass_time(10_000)
-    entries = world.restarted().recovered.tally_log.entries
-    assert covered(entries) == [(bases[0], bases[1]), (bases[2], bases[-1])]

@@ -47,19 +47,6 @@ def test_rule_L8_a_pull_and_an_acknowledgement_that_find_no_space_are_refused_by
     assert world.restarted().pull(SimPeer()).bodies == [b"b", b"c"]
 
 
-def test_rule_L8_a_lease_that_ends_on_a_full_disk_ends_again_when_there_is_space() -> None:
-    world, peer = served(b"a")
-    world.pull(peer)
-    fill(world)
-    world.pass_time(LEASE_MS)
-    world.pass_time(1_000)
-    assert not world.failures
-    free(world)
-    world.pass_time(1_000)
-    again = world.pull(peer)
-    assert again.bodies == [b"a"] and again.attempts == [2]
-
-
 def test_rule_L8_a_group_that_could_not_be_made_leaves_nothing_to_the_one_that_is_made_next() -> None:
     world, peer = served(b"a", b"b")
     fill(world)

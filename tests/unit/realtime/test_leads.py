@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from delayd.testing.disk import Faults, MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.wire.consuming import read_stale
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
-from realtime.polls import RETRY_MS
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
 
@@ -69,22 +67,6 @@ def test_who_takes_over_gets_messages_when_the_end_of_the_other_leases_is_durabl
     assert second not in other.answers
     sync.run_all()
     assert _got(other, second) == [b"0", b"1"]
-
-
-def test_a_take_over_that_the_disk_refuses_is_tried_again() -> None:
-    disk = MemoryDisk(Faults())
-    world, peer = World(disk), SimPeer()
-    world.hello(peer, 1)
-    world.dispatch(peer, 1, dispatch_batch(1, BODIES[0]))
-    lead, other = SimPeer(), SimPeer()
-    _pull(world, lead)
-    waiting = _waits(world, other)
-    room, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes
-    _end(world, lead)
-    assert waiting not in other.answers and waiting not in other.errors
-    disk.capacity_bytes = room
-    world.pass_time(RETRY_MS)
-    assert _got(other, waiting) == [b"0", b"1"]
 
 
 def _come_back(world: World, peer: SimPeer, was: Sequence[int]) -> None:

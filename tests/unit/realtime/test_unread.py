@@ -13,11 +13,8 @@ from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType
-from delayd.wire.status import read_list
-from realtime.kept import group_keys
 from realtime.unread import REST_MS
 from tests.memory_files import content, files, put
-from tests.named_commands import check_commands
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
 
@@ -66,34 +63,6 @@ def again(world: World) -> None:
 def decide(world: World, decision: str) -> tuple[bool, str]:
     head, _ = world.ask(SimPeer(), RequestType.MEND, {"id": "pull", "decision": decision})
     return bool(head["done"]), str(head["message"])
-
-
-def test_rule_L10_an_unread_pull_log_keeps_consumers_waiting_and_takes_messages_all_the_same() -> None:
-    disk, state, path, _ = damaged(filled()[0])
-    world = World(disk, state, settings=SETTINGS)
-    peer = SimPeer()
-    world.hello(peer, 9)
-    world.dispatch(peer, 9, dispatch_batch(2, [b"new"]))
-    asked: list[tuple[RequestType, Head]] = [
-        (RequestType.PULL, pull_head()),
-        (RequestType.ACK, {"handles": [[1, 0, 1]]}),
-        (RequestType.NACK, {"handles": [[1, 0, 1]]}),
-        (RequestType.PULL_END, {}),
-        (RequestType.GROUPS, {}),
-        (RequestType.DELETE_GROUP, {}),
-        (RequestType.MOVE_GROUP, {"to": "earliest"}),
-        (RequestType.PAUSE_GROUP, {"paused": True}),
-    ]
-    for kind, head in asked:
-        assert path in refused(world, kind, head)
-    (wait,) = world.core.waits()
-    assert wait.what.startswith("all pulls") and path in wait.why and "delayd mend take pull" in wait.command
-    check_commands(wait.command)
-    listed, _ = world.ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 9})
-    assert [entry.id for entry in read_list(listed)[0]] == ["pull"]
-    subjects, _ = world.ask(SimPeer(), RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 9})
-    assert subjects["subjects"][0]["end"] == 21  # type: ignore[index, call-overload]
-    assert not world.failures
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -150,25 +119,6 @@ def retain(world: World) -> None:
     for _ in range(20):
         world.core.retain()
         world.pass_time(1_000)
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_rule_L9_entries_of_a_group_that_nobody_knows_concern_that_group_only(named: bool) -> None:
-    before, _, bodies = filled()
-    disk = before.disk.after_kill()
-    state = before.state.after_crash(disk)
-    progress, name = group_keys(1)
-    state.commit([], [progress] if named else [progress, name])
-    world = World(disk, state, settings=SETTINGS)
-    assert world.pull(SimPeer(), "late").bodies == []
-    listed, _ = world.ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 9})
-    (entry,) = read_list(listed)[0]
-    assert entry.id == "group/00000001" and PULL in entry.path and "names the group 1" in entry.reason
-    decision = "release" if named else "give-up"
-    assert world.ask(SimPeer(), RequestType.MEND, {"id": entry.id, "decision": decision})[0]["done"]
-    assert world.pull(SimPeer(), most=20).bodies == bodies, "it begins anew"
-    listed, _ = world.restarted().ask(SimPeer(), RequestType.MEND_LIST, {"after": "", "limit": 9})
-    assert not read_list(listed)[0]
 
 
 def test_rule_L5_entries_that_no_server_writes_are_damage_with_a_name() -> None:

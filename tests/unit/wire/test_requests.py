@@ -2,87 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from delayd.errors import BadRequest, RemoteError, UnknownRequest
-from delayd.wire.frame import Head, HeadValue
+from delayd.wire.frame import Head
 from delayd.wire.heads import (
     error_from_head,
-    need_bool,
-    need_bytes,
-    need_int,
-    need_ints,
-    need_list,
-    need_map,
-    need_maps,
-    need_rows,
-    need_str,
-    need_strs,
-    need_u64,
-    optional_str,
 )
 from delayd.wire.requests import RequestType, request_type
-
-ACCESSORS: list[Callable[[Head, str], object]] = [
-    need_int,
-    need_u64,
-    need_bool,
-    need_str,
-    optional_str,
-    need_bytes,
-    need_list,
-    need_map,
-    need_maps,
-    need_strs,
-    need_ints,
-]
-
-
-@pytest.mark.parametrize("accessor", ACCESSORS)
-def test_a_missing_field_is_named(accessor: Callable[[Head, str], object]) -> None:
-    with pytest.raises(BadRequest, match="the field wanted is missing") as caught:
-        accessor({"other": 1}, "wanted")
-    assert caught.value.details == {"field": "wanted"}
-
-
-@pytest.mark.parametrize(
-    ("accessor", "value"),
-    [
-        (need_int, "5"),
-        (need_int, True),
-        (need_int, 5.0),
-        (need_int, -1),
-        (need_int, 1 << 63),
-        (need_u64, -1),
-        (need_u64, None),
-        (need_bool, 1),
-        (need_str, b"x"),
-        (need_str, "x" * 5000),
-        (need_str, "é" * 2500),
-        (optional_str, 5),
-        (need_bytes, "x"),
-        (need_list, {}),
-        (need_map, []),
-        (need_map, {b"raw": 1}),
-        (need_maps, [{}, 1]),
-        (need_strs, ["a", 1]),
-        (need_ints, [1, "2"]),
-        (need_ints, [1, True]),
-    ],
-)
-def test_a_field_of_the_wrong_kind_is_named(accessor: Callable[[Head, str], object], value: HeadValue) -> None:
-    with pytest.raises(BadRequest, match="wrong") as caught:
-        accessor({"wrong": value}, "wrong")
-    assert caught.value.details == {"field": "wrong"}
-
-
-def test_rows_and_pairs_have_their_exact_width() -> None:
-    with pytest.raises(BadRequest, match="handles has a row of 2 items instead of 3"):
-        need_rows({"handles": [[1, 2, 3], [1, 2]]}, "handles", 3)
-    with pytest.raises(BadRequest, match="w has a row of 3 items instead of 2"):
-        need_ints({"w": [1, 2, 3]}, "w", 2)
 
 
 def test_a_request_type_that_nobody_knows_is_an_error_of_the_caller() -> None:
