@@ -71,6 +71,8 @@ class Group:
                  "group_id", "held_back", "in_flight_max", "lead", "name", "oldest_at", "parent", "ready", "settled",
                  "standby", "subject", "subscriptions", "waiting", "window")  # fmt: skip
 
+    is_joining = False  # As of a subscription: a PULL of this group alone waits until the group is ready.
+
     def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
         self.subject = subject

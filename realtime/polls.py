@@ -181,7 +181,7 @@ class WaitingPulls:
             self.answer_empty(waiting, wanted)
 
     def answer_empty(self, waiting: Waiting, wanted: int | None = None, *, unfinished: bool = False) -> None:
-        """Answer a PULL without messages; ``unfinished``: not all of them were looked at."""
+        """Answer a PULL without messages; ``unfinished``, and while groups join: not all of them were looked at."""
         damage = waiting.group.damage
         if damage is not None:
             # "No messages" would be wrong: there may be messages that nobody can find now.
@@ -189,7 +189,7 @@ class WaitingPulls:
             self.end(waiting).answer_error(waiting.request_id, error)
             return
         head = self.head(waiting, [], self._clock.now_ms(), wanted)
-        if unfinished:
+        if unfinished or waiting.group.is_joining:
             head["unfinished"] = True
         self.end(waiting).answer(waiting.request_id, head)
 

@@ -37,8 +37,8 @@ PartsOf = Callable[[Group, int, int, int], list[Part]]
 class Subscription:
     """The groups of one name over many subjects; ``key`` tells it from all others."""
 
-    __slots__ = ("_queue", "beginning", "failures", "group_name", "in_flight_max", "key", "members", "names", "number",
-                 "pattern", "peers", "pending", "scanned", "waiting")  # fmt: skip
+    __slots__ = ("_made", "_queue", "beginning", "failures", "group_name", "in_flight_max", "key", "members", "names",
+                 "number", "pattern", "peers", "pending", "scanned", "waiting")  # fmt: skip
 
     ready = True  # A PULL may wait at once, before any of the groups is there.
     damage = None  # Subjects that can't be read keep nothing from the others.
@@ -57,6 +57,7 @@ class Subscription:
         self.members: dict[Group, None] = {}
         self.peers: dict[Peer, None] = {}
         self._queue: OrderedDict[Group, None] = OrderedDict()
+        self._made: list[Group] = []  # Groups that joined before they were ready.
         self.look_again()
 
     def look_again(self) -> None:
@@ -66,6 +67,18 @@ class Subscription:
         # Subjects up to this name were compared with the pattern; None: all were.
         self.scanned = "" if self.pattern is not None else None
         self.failures = 0  # Groups that could not be made.
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether some of its groups are still to join, or to become ready: nobody knows yet what they have."""
+        self._made = [group for group in self._made if not group.ready and group in self.members]
+        return bool(self.pending or self._made) or self.scanned is not None
+
+    def join(self, group: Group) -> None:
+        """A group belongs to it from now on."""
+        self.members[group] = None
+        if not group.ready:
+            self._made.append(group)
 
     def agree(self, beginning: Beginning) -> None:
         """Another consumer has it: who names tags or an order says it for those who name none.
@@ -207,7 +220,7 @@ class Subscriptions:
             if self._members >= MEMBERS_MAX:
                 return False
             self._members += 1
-            subscription.members[group] = None
+            subscription.join(group)
             group.subscriptions.append(subscription)
         return True
 

@@ -6,6 +6,7 @@ import pytest
 
 import delayd
 from tests.conformance.public.desk import AT_ONCE, Desk
+from tests.waiting import wait_until
 
 PATTERNS = {
     "one word": ("*", ["a", "b"], ["", "a.b"]),
@@ -44,6 +45,20 @@ def test_a_list_gets_the_messages_of_its_subjects(desk: Desk, count: int) -> Non
     for message in messages:
         message.ack()
     assert desk.is_empty(consumer)
+
+
+@pytest.mark.parametrize("form", ["list", "pattern"])
+@pytest.mark.parametrize("tags", [{}, {"tags_any": ["eu"]}])
+def test_the_first_pull_without_a_wait_looks_at_each_subject(desk: Desk, form: str, tags: dict[str, Any]) -> None:
+    subjects = [f"{desk.subject}.{number}" for number in range(200)]
+    for subject in subjects:
+        desk.producer.send_nowait(subject, b"", delay=AT_ONCE, tags=["us"])
+    receipt = desk.producer.send(subjects[-1], b"1", delay=AT_ONCE, tags=["eu"])
+    wait_until(lambda: desk.producer.get(subjects[-1], receipt=receipt).state is delayd.MessageState.DISPATCHED)
+    for number in range(5):
+        # Each is another group, so that it has to join first.
+        consumer = desk.consumer(f"g{number}", subjects if form == "list" else f"{desk.subject}.*", **tags)
+        assert len(consumer.pull(wait=AT_ONCE)), "a message is there"
 
 
 def test_a_subject_that_appears_later_joins_its_pattern(desk: Desk) -> None:
