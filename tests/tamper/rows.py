@@ -6,7 +6,7 @@ Invariant: a batch that is made anew of its own rows says the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,20 +28,11 @@ class Row:
     left_out: int = 0
     content_hash: int = 0
     key: bytes = b""
+    expires_at_ms: int = 0
 
     def hashed(self) -> Row:
         """The same with the hash that its content has."""
-        return Row(
-            due_ms=self.due_ms,
-            sequence=self.sequence,
-            subject=self.subject,
-            headers=self.headers,
-            body=self.body,
-            accepted_at_ms=self.accepted_at_ms,
-            left_out=self.left_out,
-            content_hash=content_hash(self.subject, self.headers, self.body),
-            key=self.key,
-        )
+        return replace(self, content_hash=content_hash(self.subject, self.headers, self.body))
 
 
 def rows_of(batch: Batch) -> list[Row]:
@@ -51,13 +42,14 @@ def rows_of(batch: Batch) -> list[Row]:
     numbers = batch.uint32s(ColumnId.SUBJECT).tolist() if ColumnId.SUBJECT in batch else [0] * count
     sequences = batch.uint64s(ColumnId.SEQUENCE).tolist() if ColumnId.SEQUENCE in batch else [0] * count
     accepted = batch.int64s(ColumnId.ACCEPTED_AT_MS).tolist() if ColumnId.ACCEPTED_AT_MS in batch else [0] * count
+    expires = batch.int64s(ColumnId.EXPIRES_AT_MS).tolist() if ColumnId.EXPIRES_AT_MS in batch else [0] * count
     left_out = batch.uint32s(ColumnId.BODY_LEFT_OUT).tolist() if ColumnId.BODY_LEFT_OUT in batch else [0] * count
     headers = _items(batch, ColumnId.HEADERS_END, heap) if ColumnId.HEADERS_END in batch else [b""] * count
     bodies = _items(batch, ColumnId.BODY_END, heap)
     due, hashes = batch.int64s(ColumnId.DELIVER_AT_MS).tolist(), batch.content_hashes().tolist()
     names_of = [names[number] for number in numbers]
     keys = _items(batch, ColumnId.KEY_END, heap) if ColumnId.KEY_END in batch else [b""] * count
-    columns = (due, sequences, names_of, headers, bodies, accepted, left_out, hashes, keys)
+    columns = (due, sequences, names_of, headers, bodies, accepted, left_out, hashes, keys, expires)
     return [Row(*fields) for fields in zip(*columns, strict=True)]
 
 
@@ -86,6 +78,8 @@ def batch_of(like: Batch, rows: Sequence[Row], part: KindPart = None) -> bytes:
     columns.append((ColumnId.BODY_END, ends.astype(np.uint32)))
     if any(row.accepted_at_ms for row in rows):
         columns.append((ColumnId.ACCEPTED_AT_MS, np.array([row.accepted_at_ms for row in rows], np.int64)))
+    if any(row.expires_at_ms for row in rows):
+        columns.append((ColumnId.EXPIRES_AT_MS, np.array([row.expires_at_ms for row in rows], np.int64)))
     if any(row.left_out for row in rows):
         columns.append((ColumnId.BODY_LEFT_OUT, np.array([row.left_out for row in rows], np.uint32)))
     if ColumnId.CONTENT_HASH in like:

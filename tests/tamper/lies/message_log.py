@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import cast
 
 from delayd.log.control import encode_records
@@ -113,6 +114,28 @@ def message_log_lies() -> Told:
         partial(shift, field="row_count", by=1, last=False),
         "CONSERVATION",
     )
+
+    def append_late_rows(liar: Liar, which: str, by: int) -> None:
+        """Rows that were past due when they were accepted are filed with that instant."""
+        filed = {row.sequence for row in rows_in(liar, hour_that_is(liar, which)) if row.due_ms < row.accepted_at_ms}
+
+        def change(groups: list[Written]) -> list[Written]:
+            return [
+                replace(group, appended_at_ms=group.appended_at_ms + by)
+                if filed.intersection(range(group.base_sequence, group.base_sequence + group.row_count))
+                else group
+                for group in groups
+            ]
+
+        assert filed
+        edit_message_log(liar, change)
+
+    for which, by in product(("sealed", "last sealed"), (-1, 1)):
+        yield (
+            f"the group of a {which} hour's late rows was appended {'later' if by > 0 else 'earlier'}",
+            partial(append_late_rows, which=which, by=by),
+            "MISMATCH",
+        )
 
     def cut_accepted(liar: Liar) -> None:
         """The last group, which no checkpoint has passed, is what a torn end looks like; one before it is not."""

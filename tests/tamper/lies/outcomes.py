@@ -106,6 +106,16 @@ def outcome_lies() -> Told:
                 names + (" BROKEN" if which == "sealed" else ""),
             )
 
+    def expired(part: NewPart) -> NewPart:
+        return part._replace(outcome=Outcome.EXPIRED, target_log_id=0, target_offset=0, target_appended_at_ms=0)
+
+    for which in ("last sealed", "sealed"):
+        yield (
+            f"a message of a {which} hour has expired, which nobody asked for, and no target is named",
+            partial(edit_outcomes, which=which, change=expired, thorough=True),
+            "MISMATCH",
+        )
+
     def twice(liar: Liar) -> None:
         path = dispatch_path(DELAY, hour_that_is(liar, "sealed"))
         liar.edit(path, lambda groups: [*groups, groups[0]])

@@ -35,6 +35,7 @@ def schedule_lies() -> Told:
         "has another hash": (lambda row: replace(row, content_hash=row.content_hash ^ 1), "MISMATCH"),
         "has no hash": (lambda row: replace(row, content_hash=0), "MISMATCH"),
         "has a key": (lambda row: replace(row, key=b"order-1"), "MISMATCH"),
+        "expires, which nobody asked for": (lambda row: replace(row, expires_at_ms=row.due_ms + HOUR_MS), "MISMATCH"),
         "has another sequence": (lambda row: replace(row, sequence=1_000_000), "LOST ORPHAN"),
     }
     for name, (edit, names) in edits.items():
@@ -78,6 +79,12 @@ def schedule_lies() -> Told:
     yield "an hour's file says that it is of another hour", _other_hour, "DAMAGE MISMATCH"
     yield "a batch names a range above the replay offset", partial(_edit_range, by=1 << 40), "CONSERVATION LOST"
     yield "two pending messages change places", _swap, "MISMATCH"
+    for thorough in (False, True):
+        yield (
+            f"rows of a {'thoroughly ' * thorough}sealed hour stand in another order than they are filed in",
+            partial(edit_schedule, which="sealed", change=lambda rows: rows[::-1], thorough=thorough),
+            "VERIFY",
+        )
     for by in (-1, 1):
         yield (
             f"a message was accepted {'later' if by > 0 else 'earlier'}, when it was past due",
