@@ -36,8 +36,6 @@ from delayd.outcome import TOOK_NO_KEY, Outcome
 
 log = logging.getLogger(__name__)
 
-LOOK_AT_INDEX_MS = 1_000  # A request may find a run damaged, and nobody can send with keys until it is made anew.
-
 
 class FiledHour(NamedTuple):
     """The files of an hour, as far as they are counted."""
@@ -71,16 +69,16 @@ class Rebuild:
         self._site = site
         self._index = index
         self._logs = logs
-        self._running = False
-        self._rest = site.alarms.alarm(self._begin)  # While it is on, an hour can't be read.
-        site.alarms.every(LOOK_AT_INDEX_MS, self._begin)
+        # Nobody can send with keys until the index is made anew, so this begins as soon as a run is found damaged. What
+        # is damaged is not found so again before it was made anew.
+        self._again = site.alarms.alarm(self._begin)
+        index.on_damage = self._again.soon
+        if not index.whole:
+            self._again.soon()
         self._first: int | None = None  # The hour that could not be read: it is tried before all others.
         self._told = ""
 
     def _begin(self) -> None:
-        if self._index.whole or self._running or self._rest.at_ms is not None:
-            return
-        self._running = True
         hours = sorted(self._hours(), key=lambda hour: hour.hour != self._first)
         rows = sum(part.counted.rows for each in hours for part in each.parts)
         numbers = self._index.rebuild_numbers(rows // MEMORY_ENTRIES + 1)
@@ -100,12 +98,11 @@ class Rebuild:
         return found
 
     def _made(self, done: Done[list[OpenRun]]) -> None:
-        self._running = False
         try:
             runs = done.result()
         except (HourUnread, OSError, DataError) as error:
             self._first = error.hour if isinstance(error, HourUnread) else None
-            self._rest.after(DAMAGED_AGAIN_MS)
+            self._again.after(DAMAGED_AGAIN_MS)
             if self._told != str(error):
                 self._told = str(error)
                 log.warning("keys_not_rebuilt reason=%r", self._told)

@@ -138,6 +138,7 @@ class KeyIndex:
 
     def __init__(self, site: Site, found: Opened, filed_hours: Callable[[], Hours]) -> None:
         self.damage = found.damage  # Why the index is not whole.
+        self.on_damage: Callable[[], None] = lambda: None  # Called when it becomes so.
         self._site = site
         self._hasher = Hasher(found.known.seed)
         self._runs = found.runs
@@ -231,6 +232,7 @@ class KeyIndex:
         if self.damage is None:
             log.critical("keys_damaged reason=%r", str(damage))
             self.damage = damage
+            self.on_damage()
 
     def rebuild_numbers(self, runs: int) -> range:
         """Give out the numbers of runs that are made anew."""
