@@ -77,7 +77,7 @@ def status_head(
     }
 
 
-WAITS_MAX = 100
+WAITS_MAX = 100  # States in each of the two lists of a STATUS, and at most 384 KiB.
 WAIT_TEXT_MAX = 500
 COMMAND_MAX = 6_000  # A path has at most 4,096 bytes, and 1,024 slots are 2,600.
 WAITS_BYTES_MAX = 384 << 10  # A hundred entries at a usual length are a tenth of it.

@@ -42,7 +42,7 @@ from delayd.net import budget, machine
 from delayd.net.registration import RegistrationState
 from delayd.reading import export, tables
 from delayd.reading.findings import SENTENCES
-from delayd.wire import frame, scheduling
+from delayd.wire import frame, scheduling, status
 from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, LISTS, MAPS, META, REALTIME, RequestType, named_types
 from meta import core as meta_core
@@ -435,6 +435,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
         (scheduling, "BATCHES_MAX"),
         (delay_servers, "FRAME_BATCHES_MAX"),
         (realtime_parts, "PARTS_MAX"),
+        (status, "WAITS_MAX"),
         (frame, "HEAD_BYTES_MAX"),
         (frame, "BODY_BYTES_MAX"),
         (budget, "UNFINISHED_BYTES_MAX"),
