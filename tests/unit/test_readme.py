@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+import delayd
+from tests.conformance.public.surface import methods_of
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "examples/README.md")),
 ]
+CLIENTS = ("Producer", "Consumer", "Message", "MessageBatch", "Admin")
 INDEXES = sorted(ROOT.glob("docs/**/README.md"))
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]+))?\)")
 
@@ -51,3 +55,25 @@ def test_each_source_file_that_a_page_names_exists(page: Path) -> None:
         r"`((?:delayd|realtime|meta|cli|spark|tests|bench|examples)/[\w/]+\.\w+)`", page.read_text()
     ):
         assert (ROOT / named).exists(), f"{page.name} names {named}"
+
+
+def test_examples_that_run_on_one_set_of_servers_meet_no_messages_of_another_page() -> None:
+    pages = ["README.md", *(f"docs/{name}.md" for name in ("admin", "clients", "consuming", "worker"))]
+    found = {
+        page: {
+            subject
+            for example in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+            for subject in re.findall(r'"([a-z]+(?:\.[a-z*>]+)+)"', example)
+        }
+        for page in pages
+    }
+    assert all(found.values())
+    told = Counter(subject for subjects in found.values() for subject in subjects)
+    assert not [subject for subject, count in told.items() if count > 1]
+
+
+@pytest.mark.parametrize("client", [*CLIENTS, *(f"Async{name}" for name in CLIENTS)])
+def test_each_method_of_a_client_stands_in_a_page_besides_the_reference(client: str) -> None:
+    pages = "".join(page.read_text() for page in ROOT.glob("docs/*.md") if page.name != "api.md")
+    missing = [name for name, _ in methods_of(getattr(delayd, client)) if not re.search(rf"\b{name}\b", pages)]
+    assert not missing
