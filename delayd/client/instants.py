@@ -45,6 +45,8 @@ _MS = timedelta(milliseconds=1)
 _US = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
 
+_UNITS = ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as")  # As numpy names them.
+
 ONE_OF_THREE = "say once when a message is due: one of delay=, deliver_at= and deliver_at_ms="
 
 
@@ -335,14 +337,11 @@ def _instants_ms(values: DeliverAt) -> Int64s:
     column = _typed(values, "M")
     if column is None:
         return np.array([instant_ms(value) for value in _items("deliver_at", values)], np.int64)
-    # In ms, rounded up, because a message must not be delivered up to a millisecond early.
-    whole = column.astype("datetime64[ms]")
-    if np.isnat(whole).any():
+    if np.isnat(column).any():
         raise BadInstant(
-            f"deliver_at of row {int(np.isnat(np.atleast_1d(whole)).argmax())} is NaT, which is no instant"
+            f"deliver_at of row {int(np.isnat(np.atleast_1d(column)).argmax())} is NaT, which is no instant"
         )
-    ms: Int64s = whole.astype(np.int64)
-    return ms + (whole < column)
+    return in_unit("deliver_at", column, "ms")
 
 
 def _delays_us(values: Delays, horizon_ms: int) -> Int64s:
@@ -351,14 +350,32 @@ def _delays_us(values: Delays, horizon_ms: int) -> Int64s:
     column = _typed(values, "m")
     if column is None:
         return np.array([delay_us_of(value, horizon_ms) for value in _items("delay", values)], np.int64)
-    whole = column.astype("timedelta64[us]")
-    if np.isnat(whole).any():
-        raise BadArgument(f"delay of row {int(np.isnat(np.atleast_1d(whole)).argmax())} is NaT, which is no delay")
-    us: Int64s = whole.astype(np.int64)
-    us = us + (whole < column)
+    if np.isnat(column).any():
+        raise BadArgument(f"delay of row {int(np.isnat(np.atleast_1d(column)).argmax())} is NaT, which is no delay")
+    us = in_unit("delay", column, "us")
     for extreme in (us.min(), us.max()) if us.size else ():
         delay_us_of(timedelta(microseconds=int(extreme)), horizon_ms)
     return us
+
+
+def in_unit(name: str, column: NDArray[Any], unit: str) -> Int64s:
+    """Convert numpy's instants, or lengths of time, to numbers of a unit, rounded up; none of them is NaT. What has no
+    number in that unit becomes the largest or the smallest one, which no limit admits.
+
+    Raises:
+        BadArgument: the lengths are in a unit without a fixed length, or in none.
+    """
+    own, _ = np.datetime_data(column.dtype)
+    if column.dtype.kind == "m" and own in ("Y", "M", "generic"):
+        what = "have no unit" if own == "generic" else "count months or years, which differ in length"
+        raise BadArgument(f"the lengths of time of {name} {what}; give them in days, or in a smaller unit")
+    whole = column.astype(f"{column.dtype.kind}8[{unit}]")
+    counts: Int64s = whole.astype(np.int64)
+    if _UNITS.index(own) >= _UNITS.index(unit):
+        return counts + (whole < column)
+    # Numpy says nothing of an overflow. Back in its own unit such a value is another one.
+    fits = whole.astype(column.dtype) == column
+    return np.where(fits, counts, np.where(column.astype(np.int64) > 0, INT64_MAX, -INT64_MAX))
 
 
 def _typed(values: object, kind: str) -> NDArray[Any] | None:

@@ -34,6 +34,7 @@ from delayd.client.instants import (
     Horizon,
     PandasColumn,
     clock_at,
+    in_unit,
     instant_ms,
     wish,
     wish_column,
@@ -674,9 +675,7 @@ def _listed(name: str, values: Any) -> Iterable[Any]:
         return values
     if np.isnat(values).any():
         raise BadArgument(f"{name} of row {int(np.isnat(values).argmax())} is NaT; in a list, None stands for never")
-    whole = values.astype(f"{values.dtype.kind}8[us]")
-    whole = whole + (whole < values).astype("m8[us]")
-    listed: list[Any] = whole.tolist()
+    listed: list[Any] = in_unit(name, values, "us").astype(f"{values.dtype.kind}8[us]").tolist()
     # What Python has no value for comes as a number, and is refused as one.
     return listed if values.dtype.kind == "m" else [_in_utc(value) for value in listed]
 

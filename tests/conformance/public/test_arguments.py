@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
 import delayd
@@ -147,6 +148,33 @@ def test_a_question_names_its_message_once(desk: Desk) -> None:
         with pytest.raises(errors.BadArgument):
             desk.producer.get(desk.subject, **wrong)  # type: ignore[arg-type]
     assert datetime.now(UTC) < receipt.deliver_at
+
+
+@pytest.mark.parametrize("unit", ["W", "D", "h", "m", "s", "ms", "us"])
+@pytest.mark.parametrize("count", [2**62, 2**63 - 1, 18_446_744_073_710])
+def test_a_length_of_time_that_numpy_can_not_count_in_our_unit_is_too_long(desk: Desk, unit: str, count: int) -> None:
+    # The last of these counts comes to half a second and less when it is taken modulo 2**64.
+    length = np.array([count], f"timedelta64[{unit}]")
+    if unit == "us" and count < 2**62:
+        return  # These are 213 days.
+    with pytest.raises(errors.PastHorizon):
+        desk.producer.send_batch(desk.subject, [b"1"], delay=length)
+    with pytest.raises(errors.BadExpiry):
+        desk.producer.send_batch(desk.subject, [b"1"], delay=AT_ONCE, ttl=length)
+    with pytest.raises(errors.PastHorizon):
+        desk.producer.send_batch(desk.subject, [b"1"], deliver_at=length.astype("i8").astype(f"datetime64[{unit}]"))
+    instant = np.array([2**62], f"datetime64[{unit}]")
+    with pytest.raises(errors.BadArgument, match="expires_at"):
+        desk.producer.send_batch(desk.subject, [b"1"], delay=AT_ONCE, expires_at=instant)
+
+
+@pytest.mark.parametrize("unit", ["Y", "M", "generic"])
+def test_a_length_of_time_whose_unit_has_no_length_is_refused_by_name(desk: Desk, unit: str) -> None:
+    length = np.array([1], f"timedelta64[{unit}]" if unit != "generic" else "timedelta64")
+    for name in ("delay", "ttl"):
+        given: dict[str, Any] = {"delay": AT_ONCE, name: length}
+        with pytest.raises(errors.BadArgument, match=f"of {name} .* give them in days"):
+            desk.producer.send_batch(desk.subject, [b"1"], **given)
 
 
 def test_what_is_said_about_the_last_instant_of_all_is_true(desk: Desk) -> None:
