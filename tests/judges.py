@@ -45,7 +45,7 @@ PORTS = {
 }
 # The modules of bytes and settings that pages describe. The pages stay; the modules may not.
 FORMATS = ("delayd.batch", "delayd.config", "delayd.hours", "delayd.log", "delayd.wire")
-RULE = re.compile(r"^\| ([A-Z]\d+) \|", re.MULTILINE)
+RULE = re.compile(r"^- \*\*([A-Z]\d+)\*\* ", re.MULTILINE)
 
 
 class Judge(NamedTuple):

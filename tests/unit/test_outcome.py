@@ -45,7 +45,7 @@ def test_the_page_of_the_protocol_has_the_number_of_each_state() -> None:
 
 
 def test_each_page_that_tells_of_outcomes_names_all() -> None:
-    assert set(re.findall(r"[A-Z_]{4,}", of_page("rules.md", "| S2 |").split(".")[0])) == {
+    assert set(re.findall(r"[A-Z_]{4,}", of_page("rules.md", "- **S2** ").split(".")[0])) == {
         each.name for each in Outcome
     }
     classes = re.findall(r"^\| ([a-z_, ]+) \| ", (ROOT / "docs/audit.md").read_text().split("## Classes")[1], re.M)
