@@ -15,7 +15,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import click
 
+from bench.cases import DELAYD, cases
 from cli.main import PLACES
 from cli.serve import setting_text
 from delayd.batch import columns, names
@@ -222,6 +223,16 @@ def _parts() -> Iterator[str]:
         yield f"| `{name}` | {_doc(getattr(parts, name))} |"
 
 
+def _cases() -> Iterator[str]:
+    yield from ("| cases | what is measured |", "|---|---|")
+    of: dict[str, list[str]] = {}
+    for case in cases("full"):
+        side = case.sides[DELAYD]
+        of.setdefault((side.func if isinstance(side, partial) else side).__module__, []).append(_code(case.name))
+    for module, found in of.items():
+        yield f"| {', '.join(found)} | {_doc(import_module(module))} |"
+
+
 def _rooms() -> Iterator[str]:
     yield from ("| room | what it is |", "|---|---|")
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -257,7 +268,7 @@ def _linked(text: str, folder: Path) -> str:
     return re.sub(r"\bdocs/[\w/-]+(\.md)?", link, text)
 
 
-def _doc(kind: type) -> str:
+def _doc(kind: type | ModuleType) -> str:
     """The first paragraph of a docstring, as a cell."""
     return _cell(" ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split()).replace("``", "`"))
 
@@ -481,6 +492,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "moves": _moves,
     "parts": _parts,
     "state_keys": _state_keys,
+    "cases": _cases,
     "rooms": _rooms,
     "settings": _settings,
     "states": _states,
@@ -494,6 +506,7 @@ NAMES = (
     "formats/checkpoint.md",
     "log-lines.md",
     "operations.md",
+    "performance.md",
     "protocol.md",
 )
 PAGES = tuple(DOCS / name for name in NAMES)
