@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, Int64s, SchedulePart
-from delayd.batch.content import NOT_STATED, hash_items, subject_states
-from delayd.batch.gather import Gathered, compose
+from delayd.batch.content import NOT_STATED, UInt64s, hash_items, subject_states
+from delayd.batch.gather import Composed, Gathered, compose
 from delayd.delay.filing.hour_table import FiledHours, HourFile, HourTable
 from delayd.delay.filing.log_range import HandedOver, LogRange, Rising
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
@@ -94,57 +94,13 @@ class ScheduleWriter:
         self._sync()
 
     def _write_part(self, source: LogRange, part: Rising, source_range: tuple[int, int]) -> None:
-        # Each of these calls goes over all rows of the part.
-        order = source.filing_order(part)
-        self._give_way()
-        regions = source.copy(part, order)
-        headers, bodies = regions.get(ColumnId.HEADERS_END), regions[ColumnId.BODY_END]
-        chosen = part.take(order)
-        hours = source.hours.take(chosen)
-        deliver_at_ms, sequences = source.deliver_at_ms.take(chosen), source.sequences.take(chosen)
-        numbers, accepted_at_ms = source.subject_of.take(chosen), source.accepted_at_ms.take(chosen)
-        left_out = None if source.left_out is None else source.left_out.take(chosen)
-        known = None if source.hashes is None else source.hashes.take(chosen)
-        kept = {column: values.take(chosen) for column, values in source.kept.items()}
-        states = subject_states(source.names)
-        cuts = _cuts(hours, np.sum([items.ends for items in regions.values()], axis=0))
-        pieces = ((int(hours[low]), low, high) for low, high in pairwise(cuts))
+        rows = _FilingOrder(source, part, self._give_way)
+        pieces = ((int(rows.hours[low]), low, high) for low, high in pairwise(rows.cuts()))
         for hour, bounds in groupby(pieces, key=lambda piece: piece[0]):
             batches: list[Sequence[bytes]] = []
             count = size = 0
             for _, low, high in bounds:
-                of = slice(low, high)
-                used, subject_of = _subjects(numbers[of])
-                # A batch has the regions in which one of its own rows has an item.
-                items = {
-                    column: copied.gathered(low, high)
-                    for column, copied in regions.items()
-                    if column == ColumnId.BODY_END or copied.any(low, high)
-                }
-                gathered = Gathered(deliver_at_ms[of], items)
-                hashes = hash_items(
-                    int(states[used[0]]) if len(used) == 1 else states.take(numbers[of]),
-                    None if headers is None else headers.hashed(low, high),
-                    bodies.hashed(low, high),
-                )
-                if known is not None:
-                    hashes = np.where(known[of] == NOT_STATED, hashes, known[of])
-                others: dict[ColumnId, ColumnArray] = {ColumnId.CONTENT_HASH: hashes}
-                if len(used) > 1:
-                    others[ColumnId.SUBJECT] = subject_of
-                if bool((gathered.deliver_at_ms < accepted_at_ms[of]).any()):
-                    others[ColumnId.ACCEPTED_AT_MS] = accepted_at_ms[of]
-                if left_out is not None and left_out[of].any():
-                    others[ColumnId.BODY_LEFT_OUT] = left_out[of]
-                others |= {column: values[of] for column, values in kept.items() if values[of].any()}
-                made = compose(
-                    BatchKind.SCHEDULE,
-                    SchedulePart(*source_range, hour),
-                    gathered,
-                    sequences[of],
-                    [source.names[number] for number in used],
-                    others,
-                )
+                made = rows.batch(low, high, SchedulePart(*source_range, hour))
                 batches.append((made.front, made.heap))
                 count += high - low
                 size += len(made.front) + len(made.heap)
@@ -230,6 +186,60 @@ class ScheduleWriter:
         self._dirty_bytes = 0
 
 
+class _FilingOrder:
+    """The rows of a part as they are filed: columns and regions in filing order, cut into batches."""
+
+    def __init__(self, source: LogRange, part: Rising, give_way: Callable[[], None]) -> None:
+        # Each of these calls goes over all rows of the part.
+        order = source.filing_order(part)
+        give_way()
+        self._regions = source.copy(part, order)
+        chosen = part.take(order)
+        self.hours = source.hours.take(chosen)
+        self._deliver_at_ms, self._sequences = source.deliver_at_ms.take(chosen), source.sequences.take(chosen)
+        self._subject_of, self._accepted_at_ms = source.subject_of.take(chosen), source.accepted_at_ms.take(chosen)
+        self._left_out = None if source.left_out is None else source.left_out.take(chosen)
+        self._known = None if source.hashes is None else source.hashes.take(chosen)
+        self._kept = {column: values.take(chosen) for column, values in source.kept.items()}
+        self._names, self._states = source.names, subject_states(source.names)
+
+    def cuts(self) -> list[int]:
+        """Where batches begin, and the end of the last one."""
+        return _cuts(self.hours, np.sum([items.ends for items in self._regions.values()], axis=0))
+
+    def batch(self, low: int, high: int, part: SchedulePart) -> Composed:
+        """The batch of the rows from ``low`` to ``high``."""
+        of = slice(low, high)
+        used, subject_of = _subjects(self._subject_of[of])
+        # A batch has the regions in which one of its own rows has an item.
+        items = {
+            column: copied.gathered(low, high)
+            for column, copied in self._regions.items()
+            if column == ColumnId.BODY_END or copied.any(low, high)
+        }
+        gathered = Gathered(self._deliver_at_ms[of], items)
+        others: dict[ColumnId, ColumnArray] = {ColumnId.CONTENT_HASH: self._hashes(low, high, used)}
+        if len(used) > 1:
+            others[ColumnId.SUBJECT] = subject_of
+        if bool((gathered.deliver_at_ms < self._accepted_at_ms[of]).any()):
+            others[ColumnId.ACCEPTED_AT_MS] = self._accepted_at_ms[of]
+        if self._left_out is not None and self._left_out[of].any():
+            others[ColumnId.BODY_LEFT_OUT] = self._left_out[of]
+        others |= {column: values[of] for column, values in self._kept.items() if values[of].any()}
+        names = [self._names[number] for number in used]
+        return compose(BatchKind.SCHEDULE, part, gathered, self._sequences[of], names, others)
+
+    def _hashes(self, low: int, high: int, used: list[int]) -> UInt64s:
+        """The content hash of each row: the one that its outcome states, or one that is made from its bytes."""
+        headers, of = self._regions.get(ColumnId.HEADERS_END), slice(low, high)
+        made = hash_items(
+            int(self._states[used[0]]) if len(used) == 1 else self._states.take(self._subject_of[of]),
+            None if headers is None else headers.hashed(low, high),
+            self._regions[ColumnId.BODY_END].hashed(low, high),
+        )
+        return made if self._known is None else np.where(self._known[of] == NOT_STATED, made, self._known[of])
+
+
 def cut_to_checkpoint(segment: Segment, known: HourFile) -> None:
     """Cut a schedule log to the length that the checkpoint counts (rule P4); DamagedData when it is shorter."""
     size = segment.file.size()
@@ -275,7 +285,11 @@ def _subjects(numbers: NDArray[np.uint32]) -> tuple[list[int], NDArray[np.uint32
 
 
 def _cuts(hours: NDArray[np.uint32], word_ends: Int64s) -> list[int]:
-    """Where batches begin: at each new hour, and within an hour wherever a batch has enough rows or bytes."""
+    """Where batches begin: at each new hour, and within an hour wherever a batch has enough rows or bytes.
+
+    An example: of 20,000 small rows the first 18,000 are of one hour. Batches begin at the rows 0, 8,000, 16,000 and
+    18,000, and the last one ends at 20,000.
+    """
     bounds = [0, *(np.flatnonzero(hours[1:] != hours[:-1]) + 1).tolist(), len(hours)]
     cuts: list[int] = []
     for low, high in pairwise(bounds):
