@@ -8,7 +8,7 @@ import pytest
 
 from cli.message_commands import get
 from delayd.log.hour import SEALED_OUTCOMES, SealFacts
-from delayd.outcome import MessageState, Outcome, Proof, Reason
+from delayd.outcome import TOOK_NO_KEY, MessageState, Outcome, Proof, Reason
 from delayd.reading.audit import STATES
 from delayd.reading.findings import CLASSES, HourSummary
 from delayd.reading.tables import OUTCOMES
@@ -66,6 +66,11 @@ def test_what_readers_say_of_an_outcome_is_from_the_table(outcome: Outcome) -> N
     assert OUTCOMES[outcome] == outcome.name
     assert outcome.word in {figure.name for figure in fields(HourSummary)} & {*CLASSES}
     assert outcome is Outcome.DISPATCHED or outcome.name in STATES
+
+
+def test_the_page_says_which_reasons_end_a_row_that_took_no_key() -> None:
+    said = of_page("formats/dispatch.md", "its key met an earlier row")
+    assert [name for _, name in re.findall(r"(\d+) ([A-Z_]+)", said)] == [reason.name for reason in TOOK_NO_KEY]
 
 
 def test_a_reason_leads_to_the_state_of_its_name_but_for_a_key_that_was_under_way() -> None:

@@ -137,6 +137,10 @@ async def ask_servers(address: str, secret: Secret) -> None:
                 if server.role == "delay":
                     data = batch([b"x"], due=[int(time.time() * 1_000) + 9_000_000], part=ProducerPart(7, 1, 0))
                     await connection.request(RequestType.SEND_DRAINED, {}, [data])
+                    await connection.request(RequestType.SEND, {}, [data])
+                    sent: Head = {"log_id": server.log_id, "producer_id": 7, "producer_batch": 1}
+                    found = await connection.request(RequestType.OUTCOME, sent)
+                    assert found.head["state"] == "accepted"
 
 
 async def tried(connection: Connection, kind: RequestType, head: Head) -> None:
