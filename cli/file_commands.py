@@ -276,6 +276,7 @@ def trace(subject: str, which: str, is_key: bool, server: int | None, data: str,
     `retried` (it comes again later) or `rejected` (it is a dead letter), and then come the steps of its next life. Each
     step has the file and the byte where it stands. The last row says what the message waits for. stderr says what could
     not be seen.
+    `stood still` and `clock in doubt` say what kept its server from handing it over, from the next checkpoint on.
     `late` of `claimed` and `appended` is measured from the later of due and accepted. docs/operations.md, "Why was it
     late?", goes from a late step to its cause.
 

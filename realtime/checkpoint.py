@@ -31,7 +31,7 @@ from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, NotWrit
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import CheckpointFile, Payload
 from delayd.log.consume import ConsumePlace, ConsumeTail, append_entries, entries_of
-from delayd.machine.clock import JudgedClock
+from delayd.machine.clock import ClockEvidence, JudgedClock
 from delayd.machine.disk import Disk, File
 from delayd.machine.executor import Abandoned, Done
 from delayd.machine.identity import Site
@@ -93,7 +93,7 @@ class Snapshot:
     removes: list[bytes]
     parts: list[ConsumePart]
     now_ms: int
-    evidence: tuple[str, int, int]
+    evidence: ClockEvidence
     retains: bool = False  # Whether retention was asked for.
     # Retention may remove the message log below this offset, once this checkpoint is published.
     keep_from: int | None = None
@@ -240,7 +240,8 @@ def write(site: Site, file: CheckpointFile, snapshot: Snapshot) -> None:
         "next_sequence": marks.next_sequence,
         "keep_from": snapshot.begins,
         "epoch": snapshot.epoch,
-        "clock": list(snapshot.evidence),
+        "clock": [snapshot.evidence.boot_id, snapshot.evidence.boottime_ms, snapshot.evidence.wall_ms],
+        "gaps": [list(gap) for gap in snapshot.evidence.gaps],
     }
     try:
         file.publish(published, snapshot.now_ms)
@@ -332,9 +333,8 @@ class Snapshots:
         # Retention needs to know for each group what the transaction will store.
         self._groups.changes.begin(self._groups.roster.groups.values() if retains else ())
         self._subjects_left = self._index.take_fresh()
-        stamps = (self._clock.now_ms(), (evidence.boot_id, evidence.boottime_ms, evidence.wall_ms))
-        epoch = self._recovered.identity.epoch
-        self.copying = Snapshot(marks, epoch, pairs, [], removes, [], *stamps, retains=retains)
+        epoch, now_ms = self._recovered.identity.epoch, self._clock.now_ms()
+        self.copying = Snapshot(marks, epoch, pairs, [], removes, [], now_ms, evidence, retains=retains)
 
     def step(self) -> Snapshot | None:
         """Copy as much as one turn of the loop may; return the snapshot when that was all."""

@@ -231,6 +231,7 @@ class Core:
 
     def unheard(self, ms: int) -> None:
         """No consumer could be heard for so long, because this server stood still (rule T5)."""
+        self._clock.stood_still(ms)
         self._pulls.unheard(ms)
         self._pulls.leads.unheard(ms)
         self.groups.ephemeral.stood_still(ms)

@@ -142,7 +142,7 @@ class DelayServer:
         cut_terms = (config.folder, core.site.identity.log_id, home.state, home.executors[-1])
         self._cuts = Cuts(*cut_terms, self._hold.begin, self._hold.end)
         self._requests = Requests(core, home.clock, self._status, self._soon, self._cuts.handlers, self._hold.leave)
-        self._server = Server(self, limits=DELAY_LIMITS)
+        self._server = Server(self, limits=DELAY_LIMITS, unheard=home.clock.stood_still)
         self._listens = await self._server.listen(self._listens)
         self._registration.start()
         self._courier.start()

@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from delayd.errors import DamagedData, DataError, NewerFormat
 from delayd.log.segment import FileKind
+from delayd.machine.clock import ClockGap
 from delayd.machine.disk import Disk, File, open_named
 
 MAGIC = b"delaydcp"
@@ -99,6 +100,23 @@ def read_checkpoint(disk: Disk, folder: str, log_id: int | None = None) -> Paylo
     """
     path = f"{folder}/{NAME}"
     return read_checkpoint_file(disk, path, log_id) if disk.exists(path) else None
+
+
+def gaps_of(payload: Payload) -> tuple[ClockGap, ...]:
+    """The times in which its server handed over nothing that was due; none in a file of an earlier delayd."""
+    listed = payload.get("gaps")
+    found = [gap for gap in listed if isinstance(gap, list) and len(gap) == 3] if isinstance(listed, list) else []
+    return tuple(ClockGap(str(what), int(str(from_ms)), int(str(until_ms))) for what, from_ms, until_ms in found)
+
+
+def read_gaps(disk: Disk, folder: str, log_id: int) -> tuple[int, tuple[ClockGap, ...]]:
+    """Those in the newest checkpoint of a directory, and the byte at which it begins; (0, ()) when there is none."""
+    path = f"{folder}/{NAME}"
+    if not disk.exists(path):
+        return 0, ()
+    with closing(open_named(disk, path)) as file:
+        found = _newest(path, file, log_id)
+    return (0, ()) if found is None else (found.position + HEADER.size, gaps_of(found.payload))
 
 
 def read_checkpoint_file(disk: Disk, path: str, log_id: int | None = None) -> Payload | None:

@@ -20,11 +20,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 JUMP_MS = 5_000  # Steps of time services are smaller than this; a larger one counts as a mistake until it has lasted.
+GAPS_MAX = 100  # Gaps that are kept to explain late messages; each costs some 40 bytes of the checkpoint file.
+STALL_MS = 1_000  # As late as a message has to be for an audit to name it; a shorter stall is not told.
 BELIEVED_AFTER_MS = 30_000  # Long enough for a time service to take back a bad step.
 # A boot id is a secret of its machine; this many digits of a hash are enough to tell two boots apart.
 BOOT_MARK_DIGITS = 16
@@ -70,6 +73,17 @@ class ClockSources:
     boot_id: Callable[[], str]
 
 
+class ClockGap(NamedTuple):
+    """A time in which a server handed over nothing that was due then: why a message was late."""
+
+    what: str  # STOOD_STILL or IN_DOUBT.
+    from_ms: int  # By the judged clock, as all instants of a server are.
+    until_ms: int
+
+
+STOOD_STILL, IN_DOUBT = "stood still", "clock in doubt"
+
+
 @dataclass(frozen=True, slots=True)
 class ClockEvidence:
     """One believed reading, kept by a server across its restarts."""
@@ -78,12 +92,14 @@ class ClockEvidence:
     boottime_ms: int
     wall_ms: int
     latest_ms: int = 0  # The latest time that was ever read; later than wall_ms when the clock was set back.
+    gaps: tuple[ClockGap, ...] = ()  # The newest GAPS_MAX.
 
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     since_boottime_ms: int
     ahead_ms: int  # How far the wall clock was ahead of the anchor's time when the doubt began.
+    since_ms: int  # By the judged clock.
 
 
 class JudgedClock:
@@ -108,6 +124,7 @@ class JudgedClock:
         self._previous: ClockEvidence | None = None  # The evidence from before this boot.
         self.in_boot_doubt = False  # The machine was rebooted, and nothing has confirmed the clock since.
         self.earlier_until_ms: int | None = self._latest_ms
+        self._gaps = deque(() if previous is None else previous.gaps, GAPS_MAX)
         if previous is not None:
             expected_ms = previous.wall_ms + boottime_ms - previous.boottime_ms
             same_boot = previous.boot_id == self._boot_id
@@ -131,7 +148,7 @@ class JudgedClock:
             wall_ms = expected_ms
         else:
             if self._jump is not None:
-                self._end_jump(wall_ms)
+                self._end_jump(self._jump, wall_ms)
             elif expected_ms - wall_ms > JUMP_MS:
                 log.warning("clock_set_back by_ms=%d now_ms=%d", expected_ms - wall_ms, wall_ms)
             self._anchor = (wall_ms, boottime_ms)
@@ -150,6 +167,13 @@ class JudgedClock:
         """The sources' monotonic time."""
         return self._sources.monotonic_ms()
 
+    def stood_still(self, ms: int) -> None:
+        """Note that this server has done nothing for so long until now."""
+        if ms >= STALL_MS:
+            now_ms = self.now_ms()
+            self._gaps.append(ClockGap(STOOD_STILL, now_ms - ms, now_ms))
+            log.info("stood_still ms=%d", ms)
+
     @property
     def confirmed(self) -> bool:
         """Whether it is believed, by a fresh reading."""
@@ -161,7 +185,7 @@ class JudgedClock:
         wall_ms = self._sources.wall_ms()
         self._anchor = (wall_ms, self._sources.boottime_ms())
         if self._jump is not None:
-            self._end_jump(wall_ms)
+            self._end_jump(self._jump, wall_ms)
         self._believe_boot()
 
     def reference(self, ms: int, boot_mark: str = "") -> None:
@@ -181,17 +205,18 @@ class JudgedClock:
         now_ms, boottime_ms = self.now_ms(), self._sources.boottime_ms()
         if self._booted_at_ms is not None and self._previous is not None:
             # Otherwise a restart would turn a doubtful reading into a believed one.
-            return self._previous
-        return ClockEvidence(self._boot_id, boottime_ms, now_ms, self._latest_ms)
+            return replace(self._previous, gaps=tuple(self._gaps))
+        return ClockEvidence(self._boot_id, boottime_ms, now_ms, self._latest_ms, tuple(self._gaps))
 
     def _believe_boot(self) -> None:
         if self.in_boot_doubt:
             log.info("clock_believed now_ms=%d", self._sources.wall_ms())
         self._booted_at_ms, self.in_boot_doubt = None, False
 
-    def _end_jump(self, wall_ms: int) -> None:
+    def _end_jump(self, doubt: _Doubt, wall_ms: int) -> None:
         """The wall clock is believed, where it is now: it stayed there, it was set back, or an operator said so."""
         self._jump = None
+        self._gaps.append(ClockGap(IN_DOUBT, doubt.since_ms, wall_ms))
         log.info("clock_believed now_ms=%d", wall_ms)
 
     def _jump_lasted(self, ahead_ms: int, boottime_ms: int) -> bool:
@@ -199,7 +224,8 @@ class JudgedClock:
         if doubt is None or abs(ahead_ms - doubt.ahead_ms) > JUMP_MS:
             # A clock that jumps again while in doubt starts its 30 s anew.
             log.warning("clock_doubted reason='it was set ahead' by_ms=%d", ahead_ms)
-            self._jump = _Doubt(boottime_ms, ahead_ms)
+            since_ms = self._sources.wall_ms() - ahead_ms if doubt is None else doubt.since_ms
+            self._jump = _Doubt(boottime_ms, ahead_ms, since_ms)
             return False
         return boottime_ms - doubt.since_boottime_ms >= BELIEVED_AFTER_MS
 

@@ -17,7 +17,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from delayd.address import Endpoint
 from delayd.config import DelayConfig, RealtimeConfig
 from delayd.errors import DamagedData, DataError
-from delayd.log.checkpoint import Payload, read_checkpoint
+from delayd.log.checkpoint import Payload, gaps_of, read_checkpoint
 from delayd.machine.clock import ClockEvidence
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Priority
@@ -202,4 +202,4 @@ def _evidence(checkpoint: Payload | None) -> ClockEvidence | None:
     boot_id, boottime_ms, wall_ms = evidence
     latest_ms = checkpoint.get("latest_ms")
     latest = latest_ms if isinstance(latest_ms, int) else 0  # A realtime server keeps none.
-    return ClockEvidence(str(boot_id), int(str(boottime_ms)), int(str(wall_ms)), latest)
+    return ClockEvidence(str(boot_id), int(str(boottime_ms)), int(str(wall_ms)), latest, gaps_of(checkpoint))

@@ -23,7 +23,7 @@ import uvloop
 
 from delayd.address import Endpoint
 from delayd.errors import DelaydError, TooManyConnections
-from delayd.machine.operating import LogLimit, tell_left_out
+from delayd.machine.operating import tell_left_out
 from delayd.net.budget import BOUNDS, Bounds, Budget
 from delayd.net.budget import connections_max as connections_of_this_process
 from delayd.net.connection import RETRY_CONNECT_MS, Connection, Handler
@@ -39,7 +39,6 @@ SWITCH_INTERVAL_S = 0.0005  # A worker thread gives the interpreter back to the 
 
 R = TypeVar("R")
 log = logging.getLogger(__name__)
-limited = LogLimit(log)
 
 
 class Server:
@@ -139,12 +138,9 @@ class Server:
         tell_left_out()
 
     def _stood_still(self, seconds: float) -> None:
-        ms = int(seconds * 1000)
-        if ms >= STALL_TOLD_MS:
-            limited.info("stood_still", "stood_still ms=%d", ms)
         for connection in self.connections:
             connection.unheard(seconds)
-        self._unheard(ms)
+        self._unheard(int(seconds * 1000))
 
 
 def run(main: Callable[[], Coroutine[object, object, R]]) -> R:
@@ -185,7 +181,6 @@ class _Refusing:
 # The measured wait may be too short by up to this; twenty wake-ups a second cost a thousandth of a processor, and all
 # that the loop does again and again comes with them.
 TICK_S = 0.05
-STALL_TOLD_MS = 1_000  # As late as a message has to be for an audit to name it; a log line tells of so long a stall.
 STALL_S = 0.1  # A timer that is later than this by so much means that the loop stood still.
 PART_S = 30.0  # The last minute is two parts, the present one and the one before: never less than half a minute.
 

@@ -1,6 +1,7 @@
 """Trace: follows one message through the logs of a delay server and of the realtime server that it went to.
 
 accepted ──▶ filed ──▶ due ──▶ claimed ──▶ appended ──▶ indexed ──▶ pulled ──▶ acknowledged | lapsed ──▶ pulled, ...
+                         └── stood still, clock in doubt: what its server did meanwhile, by the next checkpoint
                   │                                                        └──▶ retried, rejected ──▶ its next life
                   └──▶ cancelled, dead, expired, in doubt, moved, replaced, drained ──▶ steps of the row in its place
 
@@ -20,6 +21,8 @@ from delayd.batch.names import parse_retry_subject, retry_subject
 from delayd.batch.sequences import ROW_BITS, locate
 from delayd.errors import BadArgument, BatchMalformed, DamagedData
 from delayd.hours import hour_name
+from delayd.log.checkpoint import NAME as CHECKPOINT
+from delayd.log.checkpoint import read_gaps
 from delayd.log.consume import consume_place, read_unchecked
 from delayd.log.consume import segment_bases as consume_bases
 from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
@@ -278,6 +281,7 @@ def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, se
         _fall_due(found, due_from_ms)
     if Outcome(int(part["outcome"])) is Outcome.DISPATCHED:
         step = _late(step, due_from_ms)
+        _add_gaps(disk, delay, found, due_from_ms, step.at_ms or 0)
     found.steps.append(step)
     if Outcome(int(part["outcome"])) is not Outcome.DISPATCHED:
         if int(part["reason"]) not in FOLLOWED:
@@ -296,6 +300,17 @@ def _fall_due(found: Trace, due_from_ms: int) -> None:
     was_due = due_ms < due_from_ms
     detail = "before it was accepted, from which `late` counts" if was_due else ""
     found.steps.insert(0 if was_due else len(found.steps), Step("due", due_ms, row.path, row.position, detail))
+
+
+def _add_gaps(disk: Disk, server: Directory, found: Trace, from_ms: int, until_ms: int) -> None:
+    """Add the times between these instants in which a server handed over nothing, each before what came behind it."""
+    position, gaps = read_gaps(disk, server.path, server.log_id)
+    for gap in gaps:
+        if gap.from_ms < until_ms and gap.until_ms > from_ms:
+            later = (at for at, step in enumerate(found.steps) if step.at_ms is not None and step.at_ms > gap.from_ms)
+            detail = f"the {server.role} server {server.log_id:016x}, for {gap.until_ms - gap.from_ms} ms"
+            step = Step(gap.what, gap.from_ms, f"{server.path}/{CHECKPOINT}", position, detail)
+            found.steps.insert(next(later, len(found.steps)), step)
 
 
 def _late(step: Step, due_from_ms: int) -> Step:
@@ -417,6 +432,7 @@ def _at_target(
         return []
     row = int(rows[0])
     at_ms = int(part["target_appended_at_ms"])
+    _add_gaps(disk, target, found, int(part["claimed_at_ms"]), at_ms)
     appended = Step("appended", at_ms, path, position, f"realtime server {log_id:016x}, row {row}")
     found.steps.append(_late(appended, due_from_ms))
     indexed = _indexed(disk, target, offset << ROW_BITS | row)

@@ -2,13 +2,15 @@
 
 import json
 import shutil
+import signal
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 
 import delayd
 from tests.end_to_end.cluster import cluster
 from tests.unit.cli.runner import run
-from tests.waiting import wait_until
+from tests.waiting import holds_once, wait_until
 
 
 def steps(data: Path, sequence: int, subject: str = "s") -> list[dict[str, object]]:
@@ -146,3 +148,31 @@ def test_a_message_is_followed_over_all_its_lives(tmp_path: Path) -> None:
     assert told[0].startswith("group g, due ") and told[0].endswith(": first")
     assert told[1:3] == ["group g: its attempts are over: 2 of 2", "group g: really"]
     assert told[3].endswith("waits for an operator, as a dead letter (`delayd dead`)")
+
+
+def test_a_trace_says_that_a_server_stood_still_when_the_message_was_due(tmp_path: Path) -> None:
+    tries = count()
+    # On a machine that stands still itself the message leaves before its server is stopped.
+    holds_once(lambda: _stopped_when_due(tmp_path / str(next(tries))))
+
+
+def _stopped_when_due(data: Path) -> None:
+    with cluster(data) as production, delayd.Producer(production.meta.address) as producer:
+        producer.send("s", b"0", delay=timedelta(0))
+        assert production.consumed(1) == ["0"]
+        receipt = producer.send("s", b"1", delay=timedelta(seconds=1))
+        production.delay.signal(signal.SIGSTOP)
+        wait_until(lambda: datetime.now(UTC) > receipt.deliver_at + timedelta(seconds=1.2))
+        production.delay.signal(signal.SIGCONT)
+        assert production.consumed(1) == ["1"]
+        assert "stood_still ms=" in production.delay.log
+        for server in (production.delay, production.realtime):
+            assert server.terminate() == 0
+    found = steps(data, receipt.sequence)
+    names = [step["step"] for step in found]
+    assert "stood still" in names and names.index("stood still") < names.index("claimed"), names
+    (still,) = (step for step in found if step["step"] == "stood still")
+    assert str(still["detail"]).startswith(f"the delay server {receipt.log_id:016x}, for ")
+    assert Path(str(still["file"])).name == "checkpoint" and int(str(still["byte"])) % (4 << 20) == 64
+    times = [int(str(step["at_ms"])) for step in found if step["at_ms"] is not None]
+    assert times == sorted(times)

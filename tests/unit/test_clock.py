@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from delayd.machine.clock import BELIEVED_AFTER_MS, JUMP_MS
+from delayd.machine.clock import BELIEVED_AFTER_MS, GAPS_MAX, JUMP_MS
 from delayd.testing.clock import START_MS, SimClock, SimMachine
 
 HOUR_MS = 3_600_000
@@ -195,3 +195,37 @@ def test_a_restart_of_the_machine_is_told_in_the_log_until_the_clock_is_believed
     clock.now_ms()
     clock.reference(clock.now_ms())
     assert [record.getMessage().split()[0] for record in caplog.records] == ["clock_doubted", "clock_believed"]
+
+
+def test_a_stall_of_a_second_and_a_doubt_are_kept_over_restarts_to_explain_late_messages(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = SimClock()
+    clock.stood_still(999)
+    assert not caplog.messages and not clock.restart_evidence().gaps
+    clock.advance(5_000)
+    clock.stood_still(1_000)
+    assert caplog.messages == ["stood_still ms=1000"]
+    clock.step_wall(HOUR_MS)
+    clock.now_ms()
+    clock.advance(10_000)
+    clock.step_wall(HOUR_MS)
+    clock.now_ms()
+    clock.advance(BELIEVED_AFTER_MS)
+    believed_ms = clock.now_ms()
+    gaps = [
+        ("stood still", START_MS + 4_000, START_MS + 5_000),
+        ("clock in doubt", START_MS + 5_000, believed_ms),
+    ]
+    assert list(clock.restart_evidence().gaps) == gaps
+    again = SimClock(machine=clock.machine, previous=clock.restart_evidence())
+    assert list(again.restart_evidence().gaps) == gaps
+    booted = again.reboot()
+    booted.advance(2_000)
+    booted.stood_still(2_000)
+    evidence = booted.restart_evidence()
+    assert not booted.confirmed and len(evidence.gaps) == 3
+    for _ in range(2 * GAPS_MAX):
+        again.stood_still(1_000)
+    assert len(again.restart_evidence().gaps) == GAPS_MAX

@@ -368,6 +368,7 @@ class Checkpointer:
                 "outcomes": np.array([(hour, 0, end.length) for hour, end in keep.ends.items()], END_ROW).tobytes(),
                 "clock": [evidence.boot_id, evidence.boottime_ms, evidence.wall_ms],
                 "latest_ms": evidence.latest_ms,
+                "gaps": [list(gap) for gap in evidence.gaps],
                 "seals": None if seals is None else [seals.seals, seals.sha256],
                 "skipped": [list(range_) for range_ in books.skipped],
                 "dropped": books.dropped,

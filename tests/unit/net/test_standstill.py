@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
 import socket
 import time
 
@@ -12,7 +10,6 @@ import pytest
 
 import delayd.net.connection as connection_module
 from delayd.address import Endpoint
-from delayd.machine import operating
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.wire.frame import Frame, encode_frame
@@ -67,25 +64,3 @@ def test_rule_T5_a_frame_that_is_not_read_meanwhile_is_not_overdue(monkeypatch: 
             assert not handler.ends
 
     holds_once(lambda: on_loop(scenario))
-
-
-def test_a_long_stall_is_told_in_the_log_and_a_short_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-
-    async def scenario(loopback: Loopback) -> None:
-        caplog.clear()
-        operating.forget_all()
-        server = Server(Echo())
-        await server.listen(Endpoint(HOST, 0))
-        try:
-            time.sleep(0.5)  # noqa: ASYNC251 (the loop is to stand still)
-            server.look()
-            assert "stood_still" not in caplog.text
-            time.sleep(1.2)  # noqa: ASYNC251 (the loop is to stand still)
-            server.look()
-            (told,) = re.findall(r"stood_still ms=(\d+)", caplog.text)
-            assert 1_000 <= int(told) <= 5_000
-        finally:
-            await server.close()
-
-    holds_once(lambda: on_loop(scenario), ValueError)
