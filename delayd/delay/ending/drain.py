@@ -6,6 +6,11 @@
 Invariant: a batch is sent only when the decision about its rows is durable, and from then on until the other server has
 taken it, always under the same number to the same server, which takes a number once. So a row is deliverable here or
 there, and never at both. After a crash the batch is made again from the schedule logs.
+
+An example: the rows 1, 2 and 3 go to the server B, as a batch whose number is drawn at random. The decision is durable,
+B takes the batch, and this server is killed before it hears so. The next start finds three rows that have ended as
+DRAINED and have no outcome: it makes the batch again, and sends it under the same number. B has taken that number, and
+gives the answer of the first time. The outcomes are written, and nothing of the batch is left here.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 A session sends nothing before the target's window was answered and the answer is durable in the dispatch logs.
 docs/handoff.md has the states as a table.
+
+An example: epoch 7 sent the batches 4, with the rows 1 and 2, and 5, with row 3, and was killed when the outcomes of
+batch 4 were durable. Epoch 8 says hello with W = (0, 0), so the target names both batches. The rows 1 and 2 have their
+outcomes, so nothing is recorded of batch 4; row 3 becomes DISPATCHED by epoch 7, and its copy in the wheel is dropped.
+When that is durable the link is ready, W is (8, 0), and the target forgets what epoch 7 sent.
 """
 
 import logging
