@@ -60,6 +60,27 @@ def rewrite_outcomes(books: Books, change: Callable[[NewPart], NewPart | None], 
     segment.close()
 
 
+def test_rule_S4_a_seal_that_was_edited_is_broken_and_so_is_the_chain_behind_it(books: Books) -> None:
+    first, second, third = books.seals
+    books.write_seals([first, second._replace(facts=second.facts._replace(rows=9, dispatched=9)), third])
+    reports = broken(books)
+    assert [report.hour for report in reports] == [HOUR + 1, HOUR + 2]
+    assert "rows 10 instead of 9" in reports[0].differs
+    assert reports[1].differs == "the seal before it is not the one that it follows"
+
+
+def test_rule_S4_seals_of_another_log_in_another_order_or_of_one_hour_are_broken(books: Books) -> None:
+    first, second, third = books.seals
+    foreign = third._replace(log_id=7)
+    books.write_seals(
+        [first, second, foreign, third._replace(number=3, facts=first.facts, previous_sha256=foreign.sha256)]
+    )
+    found = [report.differs for report in broken(books)]
+    assert found == ["it is of the log 0000000000000007", "the hour has seal 0 already"]
+    books.write_seals([first, third])
+    assert "it is number 2, and 1 seals are before it" in broken(books)[0].differs
+
+
 def test_a_deleted_hour_is_told_from_one_whose_files_are_gone(books: Books) -> None:
     for log in ("schedule", "dispatch"):
         books.path_of(log).unlink()
