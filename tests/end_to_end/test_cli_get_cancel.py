@@ -75,14 +75,6 @@ def test_what_is_not_cancelled_is_counted_and_the_exit_code_says_so(running: Up)
     assert said(running, "get", "b", "--receipt", unknown).code == 2
 
 
-@pytest.mark.parametrize("columns", ["80", "40"])
-def test_tables_fit_the_terminal(running: Up, columns: str) -> None:
-    token = sent(running, "c", "1h")
-    ran = said(running, "get", "c", "--receipt", token, COLUMNS=columns, LINES="")
-    assert ran.code == 0 and "pending" in ran.out
-    assert max(map(len, ran.out.splitlines())) <= int(columns)
-
-
 def test_many_messages_are_not_cancelled_without_a_question(running: Up, tmp_path: Path) -> None:
     with delayd.Producer(running.meta) as producer:
         receipt = producer.send_batch("d", [b"x"] * 1_001, delay=timedelta(days=1))

@@ -179,16 +179,6 @@ def test_options_that_do_not_fit_are_refused(running: Up, arguments: tuple[str, 
     assert (ran.code, ran.out) == (2, "") and sentence in ran.err, ran.err
 
 
-@pytest.mark.parametrize("columns", ["80", "40"])
-@pytest.mark.parametrize("command", [("get",), ("reschedule", "--in", "3d"), ("cancel",)])
-def test_tables_fit_the_terminal(running: Up, command: tuple[str, ...], columns: str) -> None:
-    sent(running, "t", "a key of some length", "--on-conflict", "keep")
-    name, *more = command
-    ran = said(running, name, "t", "--key", "a key of some length", *more, COLUMNS=columns, LINES="")
-    assert ran.code == 0 and "a key of some length" in ran.out
-    assert max(map(len, ran.out.splitlines())) <= int(columns)
-
-
 def test_a_reader_that_goes_away_is_no_error(running: Up) -> None:
     words = ("get", "p", "--keys", "-", "--meta", running.meta)
     keys = "".join(f"key {number}\n" for number in range(8_000)).encode()  # Their listing fills a pipe.

@@ -26,6 +26,7 @@ from delayd.errors import BadArgument, DamagedData, DiskFull, NewerFormat
 from delayd.log.hour import HOUR_ROW, schedule_path
 from delayd.machine.disk import Disk
 from delayd.machine.state import LMDB_FILE, LmdbState
+from delayd.net.cut import SIZES, pack_sizes, read_sizes
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.tree import PowerLoss
 
@@ -265,3 +266,10 @@ def test_a_manifest_that_does_not_check_or_is_newer_is_refused() -> None:
     text = newer.rpartition(b"\ncrc32c ")[0]
     with pytest.raises(NewerFormat):
         decode(NAME, text + f"\ncrc32c {crc32c(text):08x}\n".encode())
+
+
+def test_sizes_of_a_cut_that_do_not_check_are_refused() -> None:
+    data = pack_sizes({"message/0.log": 6})
+    for place in range(len(data)):
+        with pytest.raises(DamagedData):
+            read_sizes(SIZES, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])

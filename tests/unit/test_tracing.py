@@ -3,69 +3,45 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
-import numpy as np
 import pytest
 
-from delayd.batch.labels import decode_headers, traceparent, traceparent_of
-from delayd.client.limits import pack_headers
-from delayd.client.sending.send_options import Sends, Single, columns_of
-from delayd.hours import INSTANT_MS_MIN
+import delayd
+from delayd.batch.labels import traceparent_of
+from delayd.testing import InMemoryBroker
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+AT_ONCE = timedelta(0)
+OWN: list[dict[str, Any] | None] = [None, {"a": "b"}, {"traceparent": "mine"}, None]
 
 
-class Noted(Sends[Single]):
-    """A producer that returns the row that it would queue."""
-
-    def _begin(self, meta: str) -> None:
-        pass
-
-    def _queue(self, row: Single) -> Single:
-        return row
-
-    def _queue_spread(self, row: Single, window_ms: int) -> Single:
-        raise NotImplementedError
-
-
-def in_trace(work: Callable[[], None], trace: str = TRACE) -> None:
-    """Do it as a handler of a message with this trace does."""
-
-    def traced() -> None:
-        traceparent.set(trace)
-        work()
-
-    contextvars.copy_context().run(traced)
-
-
-def test_a_single_send_gets_the_trace_and_keeps_its_own_headers() -> None:
-    producer = Noted()
-
-    def headers(own: dict[str, str | bytes] | None) -> dict[str, str | bytes]:
-        return decode_headers(producer.send_nowait("orders", b"", deliver_at_ms=INSTANT_MS_MIN, headers=own)[4])
-
+def test_what_is_sent_in_a_trace_gets_it_and_keeps_its_own_headers() -> None:
     def send() -> None:
-        assert headers(None) == {"traceparent": TRACE}
-        assert headers({"a": "b"}) == {"a": "b", "traceparent": TRACE}
-        assert headers({"traceparent": "mine"}) == {"traceparent": "mine"}
+        delayd.traceparent.set(TRACE)
+        for number, own in enumerate(OWN):
+            producer.send("orders", b"%d" % number, delay=AT_ONCE, headers=own)
+        producer.send_batch("orders", [b"4", b"5"], delay=AT_ONCE)
+        producer.send_batch("orders", [b"6", b"7"], delay=AT_ONCE, headers=[None, {"a": "b"}])
+        with pytest.raises(delayd.DelaydError, match="headers are a mapping"):
+            producer.send("orders", b"", delay=AT_ONCE, headers=[("a", "b")])  # type: ignore[arg-type]
 
-    for _ in range(2):  # The subject is known the second time, which is another path.
-        in_trace(send)
-        assert headers(None) == {}
-
-
-def test_each_row_of_a_batch_gets_the_trace() -> None:
-    wishes = np.array([INSTANT_MS_MIN] * 2), False
-
-    def send() -> None:
-        for own in (None, {"a": "b"}, [None, {"a": "b"}]):
-            columns = columns_of(b"orders", [b"", b""], own, wishes)
-            assert columns.headers is not None
-            assert all(decode_headers(packed)["traceparent"] == TRACE for packed in columns.headers)
-
-    in_trace(send)
-    assert columns_of(b"orders", [b"", b""], None, wishes).headers is None
+    with InMemoryBroker() as broker, broker.producer() as producer:
+        contextvars.copy_context().run(send)
+        producer.send("orders", b"8", delay=AT_ONCE)
+        producer.send_batch("orders", [b"9"], delay=AT_ONCE)
+        found: dict[int, dict[str, Any]] = {}
+        with broker.consumer("orders", "g") as consumer:
+            while len(found) < 10:
+                found |= {int(message.body): dict(message.headers) for message in consumer.pull()}
+    traced = {"traceparent": TRACE}
+    with_own = {"a": "b", **traced}
+    assert [found[number] for number in range(10)] == [
+        *(traced, with_own, {"traceparent": "mine"}, traced),
+        *(traced, traced, traced, with_own),
+        *({}, {}),
+    ]
 
 
 @pytest.mark.parametrize("trace", [TRACE, f"{TRACE}-later", TRACE.replace("00-", "cc-", 1)])
@@ -78,11 +54,3 @@ def test_a_trace_in_the_form_of_the_w3c_is_found(trace: str) -> None:
 )
 def test_any_other_is_none(trace: str | bytes) -> None:
     assert traceparent_of({"traceparent": trace}) == ""
-
-
-def test_what_is_no_mapping_is_refused_in_a_trace_as_outside() -> None:
-    def send() -> None:
-        with pytest.raises(Exception, match="headers are a mapping"):
-            pack_headers([("a", "b")])  # type: ignore[arg-type]
-
-    in_trace(send)
