@@ -37,8 +37,6 @@ from tests.waiting import holds_once, wait_until
 APART = timedelta(seconds=8)  # Both servers are started meanwhile.
 
 
-
-
 @pytest.mark.parametrize("role", ["delay", "realtime"])
 def test_rule_H8_a_copy_that_starts_beside_production_harms_nobody_and_serves_nobody(tmp_path: Path, role: str) -> None:
     folders = (tmp_path / str(number) for number in count())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from datetime import UTC, datetime, timedelta, timezone
@@ -18,6 +19,7 @@ from delayd.client.instants import HORIZON_MS, Horizon, monotonic_us, wish, wish
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
 from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Pace, Stock
 from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
+from delayd.client.sending.outbox import SendSlots
 from delayd.errors import (
     PastHorizon,
 )
@@ -80,6 +82,31 @@ def test_delays_count_from_the_call_and_are_never_shorter(column: Any) -> None:
     wanted, relative = wish_column(column, None, None, 2)
     assert relative and len(wanted) == 2
     assert all(before_us + 2_000_000 <= each <= monotonic_us() + 2_000_000 for each in wanted.tolist())
+
+
+def test_slots_go_to_who_waited_longest_and_never_beyond_the_limit() -> None:
+    async def scenario() -> None:
+        slots = SendSlots(lambda: 2)
+        taken: list[int] = []
+
+        async def take(number: int) -> None:
+            await slots.take(asyncio.get_running_loop().time() + 10)
+            taken.append(number)
+
+        tasks = [asyncio.create_task(take(number)) for number in range(5)]
+        await asyncio.sleep(0.01)
+        assert taken == [0, 1] and slots.taken == 2 and not slots.free
+        tasks[2].cancel()
+        await asyncio.wait([tasks[2]])
+        for expected in ([0, 1, 3], [0, 1, 3, 4]):
+            slots.give()
+            await asyncio.sleep(0.01)
+            assert taken == expected and slots.taken == 2
+        slots.give()
+        slots.give()
+        assert slots.taken == 0 and slots.free
+
+    asyncio.run(scenario())
 
 
 def test_waits_between_tries_grow_to_a_bound_and_differ() -> None:
