@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 # The environment variable with the meta server's address, for clients and the command line.
 META_VARIABLE = "DELAYD_META"
@@ -20,6 +20,10 @@ PORT_DIGITS_MAX = 5  # Python refuses to read thousands of digits as a number.
 
 INSIDE_SUFFIX = ".inside.invalid"  # Such a name is found nowhere else, on no network (RFC 2606).
 
+# What a head says of an endpoint: a host that a connection can be tried to (`host_fault`), and a port of it.
+Host = Annotated[str, "host"]
+Port = Annotated[int, "1..65535"]
+
 _TEXT_SHOWN = 300  # This much of a text that is not an address is shown: enough to see where it came from.
 
 
@@ -27,11 +31,12 @@ class Endpoint(NamedTuple):
     """Where a server listens, and how it is reached: all that `delayd.net.endpoint` needs to know of it.
 
     It is handed on as one value, so whatever else a connection will need stands here and is read there alone. An IPv6
-    host is without its brackets; the text has them, and `read_address` reads it back.
+    host is without its brackets; the text has them, and `read_address` reads it back. It goes over the wire as a
+    declared row (`delayd.wire.heads.read_row`), so its fields are those of heads.
     """
 
-    host: str
-    port: int
+    host: Host
+    port: Port
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, TypeGuard, TypeVar, get_type_hints
 
+from delayd.address import HOST_BYTES_MAX, PORT_MAX, Host, Port, host_fault
 from delayd.errors import BadRequest, DelaydError, Detail, error_by_code
 from delayd.hours import INSTANT_MS_MAX
 from delayd.wire.frame import HEAD_BYTES_MAX, Head, HeadValue
@@ -98,6 +99,20 @@ def optional_str(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> str 
     """A text or nil; the field itself must be there."""
     value = _need(head, name)
     return None if value is None else _short(_typed(value, name, str), name, bytes_max)
+
+
+def need_host(head: Head, name: str) -> str:
+    """A name or an address that a connection can be tried to."""
+    host = need_str(head, name, HOST_BYTES_MAX)
+    fault = host_fault(host)
+    if fault is not None:
+        raise BadRequest(f"{name} is {host!r}, and nobody could reach this server there, for {fault}", field=name)
+    return host
+
+
+def need_port(head: Head, name: str) -> int:
+    """The port of a server."""
+    return need_int(head, name, 1, PORT_MAX)
 
 
 def need_bytes(head: Head, name: str) -> bytes:
@@ -218,6 +233,8 @@ _READERS: dict[object, tuple[Callable[[Head, str], HeadValue], str]] = {
     bool: (need_bool, "bool"),
     str: (need_str, "str"),
     bytes: (need_bytes, "bytes"),
+    Host: (need_host, "host"),
+    Port: (need_port, "1..65535"),
 }
 
 

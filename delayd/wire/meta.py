@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.address import HOST_BYTES_MAX, PORT_MAX, Endpoint, host_fault
+from delayd.address import Endpoint
 from delayd.batch.names import check_subject
 from delayd.errors import BadRequest
 from delayd.machine.operating import LogLimit
@@ -34,6 +34,7 @@ from delayd.wire.heads import (
     need_strs,
     need_u32,
     need_u64,
+    read_row,
 )
 
 # One request or answer names at most this many: 550 KB of a head if all names have the maximal length.
@@ -148,20 +149,11 @@ def read_registered(head: Head) -> Registered:
     return Registered(
         role,
         need_u64(head, "log_id"),
-        read_endpoint(head),
+        read_row(Endpoint, head),
         need_int(head, "epoch", 1),
         need_u32(head, "pid"),
         need_u64(head, "place") if "place" in head else 0,
     )
-
-
-def read_endpoint(head: Head) -> Endpoint:
-    """Read the fields of an endpoint, by whose names it is written; a connection can be tried to its host."""
-    host = need_str(head, "host", HOST_BYTES_MAX)
-    fault = host_fault(host)
-    if fault is not None:
-        raise BadRequest(f"host is {host!r}, and nobody could reach this server there, for {fault}", field="host")
-    return Endpoint(host, need_int(head, "port", 1, PORT_MAX))
 
 
 def read_servers(head: Head) -> list[ServerInfo]:

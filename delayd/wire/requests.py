@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple, Self
 
+from delayd.address import Endpoint
 from delayd.errors import UnknownRequest
 from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.frame import BODY_BYTES_MAX, HEAD_BYTES_MAX, SEND_BODY_BYTES_MAX, Room
@@ -42,7 +43,7 @@ TRIES = "asker?:1..u64 low_water?:u64"
 HANDLES = "subjects?:[named] handles:[handle] log_id?:u64"
 # A group of one subject, or a subscription to many on this connection.
 WHOSE = "subject?:str group?:group subscription?:int"
-REGISTERED = "role:delay/realtime log_id:u64 host:host port:1..65535 epoch:1..int pid:u32"
+REGISTERED = f"role:delay/realtime log_id:u64 {declared(Endpoint)} epoch:1..int pid:u32"
 # How a group begins that is not there yet.
 BEGINNING = "start?:position ephemeral?:bool tags_any?:[str] tags_all?:[str] ordered?:bool"
 
