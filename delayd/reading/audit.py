@@ -8,6 +8,7 @@ masks, so a figure and a row never contradict each other.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -274,6 +275,12 @@ class _Comparison:
         ids = self._classes.target_ids
         return np.where(self._classes.at_target, ids[self._batch["target"]], np.uint64(0)).astype(np.uint64)
 
+    @cached_property
+    def _again(self) -> NDArray[np.intp]:
+        """The places of rows whose sequence the row before them has, too."""
+        sequence = self._schedule.sequence
+        return np.flatnonzero(sequence[1:] == sequence[:-1]) + 1
+
     def find(self) -> None:
         if self._accepted is not None:
             self._find_not_filed(self._accepted)
@@ -334,6 +341,7 @@ class _Comparison:
         self._note(Cause.NEVER_GIVEN, never, 0)
         if accepted.first:
             elsewhere = filed & (join.times == 0) & ~never & (schedule.sequence >= np.uint64(accepted.first))
+            elsewhere[self._again] = False  # The join finds the first row of a sequence; the others are duplicates.
             self._note(Cause.FILED_ELSEWHERE, elsewhere, 0)
         if len(rows):
             self._find_other_than_accepted(rows, join, filed & (join.times > 0))
@@ -387,9 +395,7 @@ class _Comparison:
     def _find_duplicates(self) -> None:
         self._note(Cause.OUTCOMES, self._outcomes.times > 1, self._outcomes.times)
         self._note(Cause.TWICE_AT_TARGET, self._stored.times > 1, self._stored.times)
-        sequence = self._schedule.sequence
-        again = np.flatnonzero(sequence[1:] == sequence[:-1]) + 1
-        self._note(Cause.TWICE_SCHEDULED, again, 2)
+        self._note(Cause.TWICE_SCHEDULED, self._again, 2)
 
     def _find_early(self) -> None:
         """Rows that left early, by the dispatch log and by the batch itself: so a false claim instant hides nothing."""
