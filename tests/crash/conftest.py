@@ -1,12 +1,21 @@
-"""Says at the end of a test run how much the crash tests tried."""
+"""Small checkpoint files for all crash tests, and what is said at the end of a run of how much they tried."""
 
 from __future__ import annotations
 
 import pytest
 
+from delayd.log import checkpoint
 from tests.crash.harness import Report
 
 REPORTS = pytest.StashKey[list[Report]]()
+SLOT_BYTES = 4_096
+
+
+@pytest.fixture(autouse=True)
+def _small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots of their real size would make each of the many disks 8 MiB large."""
+    monkeypatch.setattr(checkpoint, "SLOT_BYTES", SLOT_BYTES)
+    monkeypatch.setattr(checkpoint, "PAYLOAD_BYTES_MAX", SLOT_BYTES - checkpoint.HEADER.size)
 
 
 @pytest.fixture

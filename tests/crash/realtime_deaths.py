@@ -5,15 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from delayd.testing.clock import SimClock
-from delayd.testing.disk import MemoryDisk
+from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.state import MemoryState
 from tests.crash.harness import look_of, ways
 from tests.worlds.realtime import World
 
 Told = TypeVar("Told")
+
+
+class Life(NamedTuple, Generic[Told]):
+    """What a life leaves, and what it told and was told."""
+
+    disk: MemoryDisk
+    state: MemoryState
+    clock: SimClock
+    told: Told
+
+
+def live(
+    workload: Callable[[World, Told], None], told: Told, settings: Mapping[str, int], crash_at: int | None = None
+) -> Life[Told]:
+    """One life of a workload, to its end or to its crash."""
+    disk = MemoryDisk(Faults(crash_at=crash_at))
+    state, clock = MemoryState(disk), SimClock()
+    try:
+        workload(World(disk, state, clock, settings=settings), told)
+    except Crash:
+        pass
+    return Life(disk, state, clock, told)
 
 
 def rebooted(clock: SimClock) -> SimClock:
@@ -23,17 +45,11 @@ def rebooted(clock: SimClock) -> SimClock:
     return SimClock(machine=machine, previous=clock.restart_evidence())
 
 
-def check_each_next(
-    disk: MemoryDisk,
-    state: MemoryState,
-    clock: SimClock,
-    settings: Mapping[str, int],
-    check: Callable[[World, Told], None],
-    told: Told,
-) -> None:
-    """Start again on each disk that a crash may leave, and check what is there against what was ``told``, of which each
+def check_each_next(life: Life[Told], settings: Mapping[str, int], check: Callable[[World, Told], None]) -> None:
+    """Start again on each disk that a crash may leave, and check what is there against what was told, of which each
     check has a copy. AssertionError says how it died.
     """
+    disk, state, clock, told = life
     seen: set[object] = set()
     for way in ways(seeds=2):
         found = way.die(disk)

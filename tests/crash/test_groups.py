@@ -7,20 +7,13 @@ both are gone, and then nothing of theirs is sent again (rules Q2, Q5).
 
 from dataclasses import dataclass, field
 
-import pytest
-
-from delayd.log import checkpoint
-from delayd.testing.clock import SimClock
-from delayd.testing.disk import Crash, Faults, MemoryDisk
-from delayd.testing.state import MemoryState
 from delayd.wire.requests import RequestType
-from tests.crash.realtime_deaths import check_each_next
+from tests.crash.realtime_deaths import check_each_next, live
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World
 
 OTHER = "audit"
 BODIES = [b"a", b"b", b"c"]
-SLOT_BYTES = 2_048
 SETTINGS = {"segment_bytes": 4096, "tail_bytes": 0, "lease_ms": 30_000, "free_bytes_all": 0}
 
 
@@ -96,27 +89,9 @@ def check(world: World, told: Told) -> None:
         assert not held_back, "nobody paused it, or it was resumed"
 
 
-def live(faults: Faults | None = None) -> tuple[MemoryDisk, MemoryState, SimClock, Told]:
-    """One life of the workload, to its end or to its crash."""
-    disk = MemoryDisk(faults)
-    state, clock, told = MemoryState(disk), SimClock(), Told()
-    try:
-        workload(World(disk, state, clock, settings=SETTINGS), told)
-    except Crash:
-        pass
-    return disk, state, clock, told
-
-
-@pytest.fixture(autouse=True)
-def _small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots of their real size would make each of the many disks 8 MiB large."""
-    monkeypatch.setattr(checkpoint, "SLOT_BYTES", SLOT_BYTES)
-    monkeypatch.setattr(checkpoint, "PAYLOAD_BYTES_MAX", SLOT_BYTES - checkpoint.HEADER.size)
-
-
 def test_rule_Q5_a_group_is_what_it_was_told_to_be_whichever_disk_operation_it_dies_at() -> None:
-    whole, _, _, told = live()
+    whole = live(workload, Told(), SETTINGS)
+    told = whole.told
     assert len(told.answered) == 7
-    for crash_at in range(1, len(whole.operations) + 1):
-        disk, state, clock, told = live(Faults(crash_at=crash_at))
-        check_each_next(disk, state, clock, SETTINGS, check, told)
+    for crash_at in range(1, len(whole.disk.operations) + 1):
+        check_each_next(live(workload, Told(), SETTINGS, crash_at), SETTINGS, check)

@@ -6,23 +6,16 @@ be settled comes, and nothing comes again of a key once a later message of it wa
 
 from dataclasses import dataclass, field
 
-import pytest
-
-from delayd.log import checkpoint
-from delayd.testing.clock import SimClock
-from delayd.testing.disk import Crash, Faults, MemoryDisk
-from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
-from tests.crash.realtime_deaths import check_each_next
+from tests.crash.realtime_deaths import check_each_next, live
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
 
 # The first letter is the ordering key.
 BATCHES = ([b"a1", b"b1", b"a2", b"b2"], [b"a3", b"c1", b"b3", b"c2", b"a4"])
 KEYS = {b"a": 1, b"b": 2, b"c": 3}
-SLOT_BYTES = 2_048
 LEASE_MS = 30_000
 PUT_OFF_MS = 3_600_000
 SETTINGS = {"segment_bytes": 4096, "tail_bytes": 0, "lease_ms": LEASE_MS, "free_bytes_all": 0}
@@ -130,27 +123,11 @@ def check(world: World, told: Told) -> None:
     assert not missing, f"{missing} never came"
 
 
-def live(faults: Faults | None = None) -> tuple[MemoryDisk, MemoryState, SimClock, Told]:
-    """One life of the workload, to its end or to its crash."""
-    disk = MemoryDisk(faults)
-    state, clock, told = MemoryState(disk), SimClock(), Told()
-    try:
-        workload(World(disk, state, clock, settings=SETTINGS), told)
-    except Crash:
-        told.read()
-    return disk, state, clock, told
-
-
-@pytest.fixture(autouse=True)
-def _small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots of their real size would make each of the many disks 8 MiB large."""
-    monkeypatch.setattr(checkpoint, "SLOT_BYTES", SLOT_BYTES)
-    monkeypatch.setattr(checkpoint, "PAYLOAD_BYTES_MAX", SLOT_BYTES - checkpoint.HEADER.size)
-
-
 def test_rule_Q8_a_group_keeps_its_order_whichever_disk_operation_it_dies_at() -> None:
-    whole, _, _, told = live()
+    whole = live(workload, Told(), SETTINGS)
+    told = whole.told
     assert told.answered == {b"a1", b"b1", b"b2", b"c1"}
-    for crash_at in range(1, len(whole.operations) + 1):
-        disk, state, clock, told = live(Faults(crash_at=crash_at))
-        check_each_next(disk, state, clock, SETTINGS, check, told)
+    for crash_at in range(1, len(whole.disk.operations) + 1):
+        life = live(workload, Told(), SETTINGS, crash_at)
+        life.told.read()
+        check_each_next(life, SETTINGS, check)

@@ -11,20 +11,16 @@ from itertools import count
 import pytest
 
 from delayd.errors import StaleEpoch
-from delayd.log import checkpoint
-from delayd.testing.clock import SimClock
-from delayd.testing.disk import Crash, Faults, MemoryDisk
-from delayd.testing.state import MemoryState
+from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.requests import RequestType
 from tests.crash.harness import Way, look_of
-from tests.crash.realtime_deaths import check_each_next, rebooted
+from tests.crash.realtime_deaths import Life, check_each_next, live, rebooted
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SimPeer, World
 
 PARTS = 2  # The operations are dealt out to this many tests, which may run beside each other.
 EPOCH = 3
-SLOT_BYTES = 2_048
 LEASE_MS = 30_000  # The pulls ask for this lease; what survives a restart keeps it.
 # Small segments, so that logs roll; a checkpoint only where the workload asks for one.
 SETTINGS = {"segment_bytes": 4096, "tail_bytes": 0, "lease_ms": LEASE_MS, "free_bytes_all": 0}
@@ -128,20 +124,12 @@ def pull_all(world: World, peer: SimPeer, subject: str, group: str) -> list[byte
     return found
 
 
-def live(faults: Faults | None = None) -> tuple[MemoryDisk, MemoryState, SimClock, Promises]:
-    """One life of the workload, to its end or to its crash."""
-    disk = MemoryDisk(faults)
-    state = MemoryState(disk)
-    clock, promises = SimClock(), Promises()
-    try:
-        workload(World(disk, state, clock, settings={**SETTINGS, "retention_ms": 1_000}), promises)
-    except Crash:
-        pass
-    return disk, state, clock, promises
+def life_to(crash_at: int | None) -> Life[Promises]:
+    return live(workload, Promises(), SETTINGS | {"retention_ms": 1_000}, crash_at)
 
 
 def operations() -> int:
-    disk, _, _, promises = live()
+    disk, _, _, promises = life_to(None)
     assert len(promises.answered) == 11
     assert not disk.closed_unsynced
     assert any(operation.startswith("remove /data/realtime/message/") for operation in disk.operations)
@@ -151,24 +139,16 @@ def operations() -> int:
 OPERATIONS = operations()
 
 
-@pytest.fixture(autouse=True)
-def _small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots of their real size would make each of the many disks 8 MiB large."""
-    monkeypatch.setattr(checkpoint, "SLOT_BYTES", SLOT_BYTES)
-    monkeypatch.setattr(checkpoint, "PAYLOAD_BYTES_MAX", SLOT_BYTES - checkpoint.HEADER.size)
-
-
 @pytest.mark.parametrize("part", range(PARTS))
 def test_it_keeps_its_promises_whichever_disk_operation_it_dies_at_and_however(part: int) -> None:
     for crash_at in range(1 + part, OPERATIONS + 1, PARTS):
-        disk, state, clock, promises = live(Faults(crash_at=crash_at))
-        check_each_next(disk, state, clock, SETTINGS, check, promises)
+        check_each_next(life_to(crash_at), SETTINGS, check)
 
 
 @pytest.mark.parametrize("way", [Way(None), Way(PowerLoss.ALL_LOST), Way(PowerLoss.REORDERED)], ids=str)
 def test_it_keeps_its_promises_when_it_dies_again_while_it_recovers(way: Way) -> None:
     for crash_at in range(1, OPERATIONS + 1, 4):
-        disk, state, clock, promises = live(Faults(crash_at=crash_at))
+        disk, state, clock, promises = life_to(crash_at)
         seen: set[object] = set()
         for again_at in count(1):
             first = way.die(disk)

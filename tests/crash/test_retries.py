@@ -7,23 +7,17 @@ a new message. What a RETRY or REJECT was answered for comes from the delay serv
 from collections import Counter
 from dataclasses import dataclass, field
 
-import pytest
-
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import ColumnId
-from delayd.log import checkpoint
-from delayd.testing.clock import SimClock
-from delayd.testing.disk import Crash, Faults, MemoryDisk
-from delayd.testing.state import MemoryState
 from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
-from tests.crash.realtime_deaths import check_each_next
+from tests.crash.realtime_deaths import check_each_next, live
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World
 
-SLOT_BYTES = 2_048
 LEASE_MS = 30_000
 SETTINGS = {"segment_bytes": 4096, "tail_bytes": 0, "lease_ms": LEASE_MS, "free_bytes_all": 0}
+RETENTION = {"retention_ms": 1_000}  # Of the life that dies.
 
 
 @dataclass
@@ -139,28 +133,9 @@ def _headers(batch: Batch) -> list[bytes]:
     return [bytes(batch.heap[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def live(faults: Faults | None = None) -> tuple[MemoryDisk, MemoryState, SimClock, Promises]:
-    """One life of the workload, to its end or to its crash."""
-    disk = MemoryDisk(faults)
-    state = MemoryState(disk)
-    clock, promises = SimClock(), Promises()
-    try:
-        workload(World(disk, state, clock, settings={**SETTINGS, "retention_ms": 1_000}), promises)
-    except Crash:
-        pass
-    return disk, state, clock, promises
-
-
-@pytest.fixture(autouse=True)
-def _small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots of their real size would make each of the many disks 8 MiB large."""
-    monkeypatch.setattr(checkpoint, "SLOT_BYTES", SLOT_BYTES)
-    monkeypatch.setattr(checkpoint, "PAYLOAD_BYTES_MAX", SLOT_BYTES - checkpoint.HEADER.size)
-
-
 def test_rule_Q2_nothing_is_lost_or_doubled_whichever_disk_operation_it_dies_at() -> None:
-    whole, _, _, promises = live()
+    whole = live(workload, Promises(), SETTINGS | RETENTION)
+    promises = whole.told
     assert len(promises.left) == 4 and len(promises.delay.handed_over) == 5
-    for crash_at in range(1, len(whole.operations) + 1):
-        disk, state, clock, promises = live(Faults(crash_at=crash_at))
-        check_each_next(disk, state, clock, SETTINGS, check, promises)
+    for crash_at in range(1, len(whole.disk.operations) + 1):
+        check_each_next(live(workload, Promises(), SETTINGS | RETENTION, crash_at), SETTINGS, check)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pytest
 
 from delayd.errors import StaleEpoch, StaleSession
-from delayd.log import checkpoint
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head
@@ -20,7 +19,6 @@ from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World
 from tests.worlds.rotten import BAD, flip, flip_value, pull_all, served
 
 MESSAGE, PULL = "/data/realtime/message", "/data/realtime/pull"
-SLOT_BYTES = 2_048
 WAYS = (None, PowerLoss.ALL_LOST, PowerLoss.REORDERED)
 
 
@@ -31,13 +29,6 @@ class Word(NamedTuple):
     kind: RequestType
     head: Head
     is_kept: Callable[[World], bool]
-
-
-@pytest.fixture(autouse=True)
-def _small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots of their real size would make each of the many disks 8 MiB large."""
-    monkeypatch.setattr(checkpoint, "SLOT_BYTES", SLOT_BYTES)
-    monkeypatch.setattr(checkpoint, "PAYLOAD_BYTES_MAX", SLOT_BYTES - checkpoint.HEADER.size)
 
 
 def next_life(world: World, way: PowerLoss | None = None) -> World:
