@@ -1,8 +1,9 @@
-"""Rule T1, clause by clause."""
+"""Rules T1 and T4, clause by clause: what a judged clock says while the wall clock is set, and after a boot."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -10,110 +11,85 @@ from delayd.machine.clock import BELIEVED_AFTER_MS, GAPS_MAX, JUMP_MS
 from delayd.testing.clock import START_MS, SimClock, SimMachine
 
 HOUR_MS = 3_600_000
+DAY_MS, YEAR_MS = 24 * HOUR_MS, 365 * 24 * HOUR_MS
+Step = tuple[
+    str, int
+]  # The name of a step, and by how much or what it sees: ms after START_MS, negative while in doubt.
 
 
-def test_rule_T1_a_jump_ahead_moves_nothing_while_it_is_in_doubt() -> None:
+def step(ms: int) -> Step:
+    return "step", ms
+
+
+def wait(ms: int) -> Step:
+    return "wait", ms
+
+
+def says(ms: int) -> Step:
+    """The clock shows so long after START_MS, and is confirmed."""
+    return "says", ms
+
+
+def doubts(ms: int) -> Step:
+    """The clock shows so long after START_MS, and is in doubt."""
+    return "doubts", ms
+
+
+TRUST: Step = ("trust", 0)
+SCRIPTS: dict[str, list[Step]] = {
+    "a jump ahead moves nothing until it is believed after 30 s": [
+        *(step(HOUR_MS), doubts(0), wait(BELIEVED_AFTER_MS - 1), doubts(BELIEVED_AFTER_MS - 1)),
+        *(wait(1), says(HOUR_MS + BELIEVED_AFTER_MS), wait(10), says(HOUR_MS + BELIEVED_AFTER_MS + 10)),
+    ],
+    "a jump ahead is believed by an operator's word": [step(HOUR_MS), doubts(0), TRUST, says(HOUR_MS)],
+    "a second jump while in doubt starts the 30 s anew": [
+        *(step(10_000), doubts(0), wait(BELIEVED_AFTER_MS - 1), step(YEAR_MS), doubts(BELIEVED_AFTER_MS - 1)),
+        *(wait(1), doubts(BELIEVED_AFTER_MS)),
+    ],
+    "one more than 5 s is a jump": [step(JUMP_MS + 1), doubts(0)],
+    "time asleep is time passed": [("suspend", HOUR_MS), says(HOUR_MS)],
+    **{
+        f"a smaller step of {ms} ms counts at once": [step(ms), says(ms), step(ms), says(2 * ms)] for ms in (1, JUMP_MS)
+    },
+    **{
+        f"a clock that falls back by {ms} ms is followed at once": [step(-ms), says(-ms), wait(100), says(100 - ms)]
+        for ms in (1, HOUR_MS, YEAR_MS)
+    },
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_rule_T1_clause_by_clause(name: str) -> None:
     clock = SimClock()
-    clock.step_wall(HOUR_MS)
-    assert clock.now_ms() == START_MS
-    assert not clock.confirmed
-    clock.advance(BELIEVED_AFTER_MS - 1)
-    assert clock.now_ms() == START_MS + BELIEVED_AFTER_MS - 1
-    assert not clock.confirmed
+    do: dict[str, Callable[[int], object]] = {
+        "step": clock.step_wall,
+        "wait": clock.advance,
+        "suspend": clock.machine.suspend,
+        "trust": lambda _: clock.trust(),
+    }
+    for what, ms in SCRIPTS[name]:
+        if what in do:
+            do[what](ms)
+        else:
+            assert (clock.now_ms() - START_MS, clock.confirmed) == (ms, what == "says")
+    assert "asleep" not in name or clock.monotonic_ms() == SimMachine().monotonic_ms
 
 
-def test_rule_T1_a_jump_ahead_is_believed_after_30_s() -> None:
-    clock = SimClock()
-    clock.step_wall(HOUR_MS)
-    clock.now_ms()
-    clock.advance(BELIEVED_AFTER_MS)
-    assert clock.now_ms() == START_MS + HOUR_MS + BELIEVED_AFTER_MS
-    assert clock.confirmed
-    clock.advance(10)
-    assert clock.now_ms() == START_MS + HOUR_MS + BELIEVED_AFTER_MS + 10
-
-
-def test_rule_T1_a_jump_ahead_is_believed_by_an_operators_word() -> None:
-    clock = SimClock()
-    clock.step_wall(HOUR_MS)
-    assert clock.now_ms() == START_MS
-    clock.trust()
-    assert clock.confirmed
-    assert clock.now_ms() == START_MS + HOUR_MS
-
-
-def test_rule_T1_a_second_jump_while_in_doubt_starts_the_30_s_anew() -> None:
-    clock = SimClock()
-    clock.step_wall(10_000)
-    clock.now_ms()
-    clock.advance(BELIEVED_AFTER_MS - 1)
-    clock.step_wall(365 * 24 * HOUR_MS)
-    assert clock.now_ms() == START_MS + BELIEVED_AFTER_MS - 1
-    clock.advance(1)
-    assert clock.now_ms() == START_MS + BELIEVED_AFTER_MS
-    assert not clock.confirmed
-
-
-@pytest.mark.parametrize("step_ms", [1, 4_999, JUMP_MS])
-def test_rule_T1_a_smaller_step_ahead_re_anchors_at_once(step_ms: int) -> None:
-    clock = SimClock()
-    clock.step_wall(step_ms)
-    assert clock.now_ms() == START_MS + step_ms
-    assert clock.confirmed
-    clock.step_wall(step_ms)
-    assert clock.now_ms() == START_MS + 2 * step_ms
-
-
-def test_rule_T1_one_more_than_5_s_is_a_jump() -> None:
-    clock = SimClock()
-    clock.step_wall(JUMP_MS + 1)
-    assert clock.now_ms() == START_MS
-
-
-@pytest.mark.parametrize("step_ms", [1, HOUR_MS, 365 * 24 * HOUR_MS])
-def test_rule_T1_a_clock_that_falls_back_is_followed_at_once(step_ms: int) -> None:
-    clock = SimClock()
-    clock.step_wall(-step_ms)
-    assert clock.now_ms() == START_MS - step_ms
-    assert clock.confirmed
-    clock.advance(100)
-    assert clock.now_ms() == START_MS - step_ms + 100
-
-
-def test_rule_T1_time_asleep_is_time_passed() -> None:
-    clock = SimClock()
-    clock.machine.suspend(HOUR_MS)
-    assert clock.now_ms() == START_MS + HOUR_MS
-    assert clock.confirmed
-    assert clock.monotonic_ms() == SimMachine().monotonic_ms
-
-
-def test_rule_T1_a_restart_in_the_same_boot_notices_a_jump_made_while_it_was_down() -> None:
+def test_rule_T1_a_restart_in_the_same_boot_notices_a_jump_made_while_it_was_down_and_forgets_no_doubt() -> None:
     clock = SimClock()
     evidence = clock.restart_evidence()
     clock.advance(60_000)
     clock.step_wall(HOUR_MS)
     restarted = SimClock(machine=clock.machine, previous=evidence)
-    assert restarted.now_ms() == START_MS + 60_000
-    assert not restarted.confirmed
+    for each in (restarted, restarted.restarted()):
+        assert (each.now_ms(), each.confirmed) == (START_MS + 60_000, False)
     clock.advance(BELIEVED_AFTER_MS)
-    assert restarted.now_ms() == START_MS + 60_000 + HOUR_MS + BELIEVED_AFTER_MS
-    assert restarted.confirmed
-
-
-def test_rule_T1_a_jump_in_doubt_is_still_in_doubt_after_a_restart() -> None:
-    clock = SimClock()
-    clock.step_wall(HOUR_MS)
-    assert not clock.confirmed
-    restarted = clock.restarted()
-    assert restarted.now_ms() == START_MS
-    assert not restarted.confirmed
+    assert (restarted.now_ms(), restarted.confirmed) == (START_MS + 60_000 + HOUR_MS + BELIEVED_AFTER_MS, True)
 
 
 def test_rule_T1_after_another_boot_the_clock_is_unconfirmed_for_30_s() -> None:
     clock = SimClock().reboot(off_ms=HOUR_MS)
-    assert clock.now_ms() == START_MS + HOUR_MS
-    assert not clock.confirmed
+    assert clock.now_ms() == START_MS + HOUR_MS and not clock.confirmed
     clock.advance(BELIEVED_AFTER_MS - 1)
     assert not clock.confirmed
     clock.advance(1)
@@ -142,22 +118,14 @@ def test_rule_T4_a_stamp_is_never_ahead_of_what_was_believed_before_the_boot() -
     clock = SimClock()
     clock.advance(5_000)
     booted = clock.reboot()
-    booted.step_wall(60 * 24 * HOUR_MS)
+    booted.step_wall(60 * DAY_MS)
     assert booted.stamp_ms() == START_MS + 5_000
-    booted.step_wall(-61 * 24 * HOUR_MS)
+    again = booted.restarted()
+    assert not again.confirmed and again.stamp_ms() == START_MS + 5_000, "a restart makes nothing believed"
+    booted.step_wall(-61 * DAY_MS)
     assert booted.stamp_ms() == booted.now_ms() < START_MS
     booted.advance(BELIEVED_AFTER_MS)
     assert booted.confirmed and booted.stamp_ms() == booted.now_ms()
-
-
-def test_rule_T4_a_restart_while_the_boot_is_in_doubt_makes_nothing_believed() -> None:
-    booted = SimClock().reboot()
-    booted.step_wall(60 * 24 * HOUR_MS)
-    booted.advance(10_000)
-    again = booted.restarted()
-    assert not again.confirmed and again.stamp_ms() == START_MS
-    again.advance(BELIEVED_AFTER_MS)
-    assert again.confirmed
 
 
 def test_each_step_of_the_clock_that_is_not_small_is_told_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -167,16 +135,13 @@ def test_each_step_of_the_clock_that_is_not_small_is_told_in_the_log_once(caplog
     def told() -> list[str]:
         for _ in range(3):
             clock.now_ms()
-        lines = [record.getMessage() for record in caplog.records]
+        lines = caplog.messages.copy()
         caplog.clear()
         return lines
 
-    clock.step_wall(JUMP_MS)
-    assert told() == []
-    clock.step_wall(HOUR_MS)
-    assert told() == [f"clock_doubted reason='it was set ahead' by_ms={HOUR_MS}"]
-    clock.step_wall(2 * HOUR_MS)
-    assert told() == [f"clock_doubted reason='it was set ahead' by_ms={3 * HOUR_MS}"]
+    for ms, by_ms in ((JUMP_MS, 0), (HOUR_MS, HOUR_MS), (2 * HOUR_MS, 3 * HOUR_MS)):
+        clock.step_wall(ms)
+        assert told() == ([f"clock_doubted reason='it was set ahead' by_ms={by_ms}"] if by_ms else [])
     clock.advance(BELIEVED_AFTER_MS)
     assert told() == [f"clock_believed now_ms={clock.now_ms()}"]
     clock.step_wall(-HOUR_MS)
@@ -185,16 +150,10 @@ def test_each_step_of_the_clock_that_is_not_small_is_told_in_the_log_once(caplog
     told()
     clock.trust()
     assert told() == [f"clock_believed now_ms={clock.now_ms()}"]
-
-
-def test_a_restart_of_the_machine_is_told_in_the_log_until_the_clock_is_believed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    clock = SimClock().reboot()
-    clock.now_ms()
-    clock.reference(clock.now_ms())
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["clock_doubted", "clock_believed"]
+    booted = clock.reboot()
+    booted.now_ms()
+    booted.reference(booted.now_ms())
+    assert [line.split()[0] for line in caplog.messages] == ["clock_doubted", "clock_believed"]
 
 
 def test_a_stall_of_a_second_and_a_doubt_are_kept_over_restarts_to_explain_late_messages(
