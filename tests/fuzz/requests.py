@@ -59,214 +59,82 @@ LATER: dict[int, tuple[str, HeadValue, HeadValue]] = {
 
 Fields = Mapping[str, Make]
 
-ANY: dict[RequestType, Fields] = {
-    RequestType.PING: {},
-    RequestType.STATUS: {},
-    RequestType.CHALLENGE: {"nonce": values.nonce},
-    RequestType.PROVE: {"proof": values.nonce, "cluster_id": values.u64},
-    RequestType.CUT: {"hold_ms": values.small, "moment_ms": values.small},
-    RequestType.CUT_READY: {"cut": values.small},
+# How fields are made that a request declares: by their names, where a type alone would seldom be right, or by types.
+BY_NAME: dict[str, Make] = {
+    "after": values.text,
+    "ahead": values.one_of(0, 0, 1, 500),
+    "decision": values.one_of("take", "release", "give-up", "fuzzed"),
+    "exclusive_ms": values.one_of(0, 1_000, 60_000),
+    "host": values.one_of("127.0.0.1", "localhost", "delay-1"),
+    "in_flight_max": values.one_of(0, 0, 5),
+    "lease_ms": values.one_of(0, 50, 100, 30_000, 60_000),
+    "low_water": values.small,
+    "named_offset": values.one_of(0, 0, 0, 96),
+    "number": values.small,
+    "pattern": values.one_of("*", ">", "fuzz.*", "*.1", "fuzz.>.1", "fuzz*"),
+    "pending": values.one_of(None, 0, 1, 1_000),
+    "pending_bytes": values.one_of(None, 0, 100_000),
+    "per_second": values.one_of(None, 0, 1, 1_000),
+    "port": values.one_of(1, 2, 3),
+    "proof": values.nonce,
+    "spread_ms": values.one_of(0, 1_000, 3_600_000, 1 << 40),
+    "subject": values.subject,
+    "subscription": values.one_of(1, 2, 3),
+    "tags_all": values.tags,
+    "tags_any": values.tags,
+    "to_ms": values.u64,
+    "unread_hours": values.watermark,
+    "w": values.watermark,
+    "wait_ms": values.wait_ms,
+    "was": values.one_of(0, 1),
 }
-META: dict[RequestType, Fields] = {
-    RequestType.REGISTER: {
-        "role": values.one_of("delay", "realtime"),
-        "log_id": values.u64,
-        "host": values.one_of("127.0.0.1", "localhost", "delay-1"),
-        "port": values.one_of(1, 2, 3),
-        "epoch": values.small,
-        "pid": values.small,
-        "place": values.u64,
-        "moves_seen": values.u64,
-        "slots": values.slots,
-        "slot_versions": values.versions,
-        "slot_peers": values.log_ids,
-    },
-    RequestType.SERVERS: {"role": values.one_of(None, "delay", "realtime")},
-    RequestType.ROUTES: {"subjects": values.subjects, "assign": values.flag},
-    RequestType.META_SUBJECTS: {"prefix": values.text, "after": values.text, "limit": values.small},
-    RequestType.FORGET_SERVER: {
-        "role": values.one_of("delay", "realtime"),
-        "log_id": values.u64,
-        "routes": values.flag,
-    },
-    RequestType.MOVE_ROUTE: {"subject": values.subject, "to": values.u64},
-    RequestType.SLOTS: {"wanted": values.slots},
-    RequestType.CORDON_SERVER: {
-        "log_id": values.u64,
-        "standing": values.one_of("serving", "cordoned", "retired", "fuzzed"),
-    },
-    RequestType.MOVE_SLOTS: {"slots": values.slots, "versions": values.versions, "to": values.u64, "lost": values.flag},
-    RequestType.SETTLE_SLOTS: {},
+BY_TYPE: dict[str, Make] = {
+    **dict.fromkeys(("u32", "int", "instant"), values.small),
+    "u64": values.u64,
+    "bool": values.flag,
+    "str": values.text,
+    "group": values.group,
+    "bytes32": values.nonce,
+    "slots": values.slots,
+    "versions": values.versions,
+    "position": values.position,
+    "pair": values.pair,
+    "[str]": values.subjects,
+    "[u64]": values.log_ids,
+    "[handle]": values.handles,
+    "[named]": values.one_of([["fuzz.1", 1]]),
+    "[retry]": values.retries,
+    "[reject]": values.rejects,
 }
-LOGS: dict[RequestType, Fields] = {
-    RequestType.MEND_LIST: {"after": values.text, "limit": values.small},
-    RequestType.MEND: {"id": values.text, "decision": values.one_of("take", "release", "give-up", "fuzzed")},
-    RequestType.TRUST_CLOCK: {},
+OF_ONE: dict[tuple[RequestType, str], Make] = {
+    (RequestType.GROUPS, "after"): values.pair,
+    (RequestType.GROUPS, "subject"): values.subject_or_none,
+    (RequestType.SERVERS, "role"): values.one_of(None, "delay", "realtime"),
+    (RequestType.HELLO, "instance"): values.small,
+    (RequestType.DRAIN, "sequence"): values.small,
+    (RequestType.FIND, "sequence"): values.small,
+    (RequestType.FIND, "origin"): values.small,
 }
-DELAY: dict[RequestType, Fields] = {
-    RequestType.SEND: {},
-    RequestType.SEND_AGAIN: {},
-    RequestType.SEND_DRAINED: {},
-    RequestType.CHECKPOINT: {},
-    RequestType.OUTCOME: {"log_id": values.u64, "producer_id": values.u64, "producer_batch": values.u64},
-    RequestType.TARGETS: {"after": values.u64},
-    RequestType.TARGET_LOST: {"log_id": values.u64},
-    RequestType.TARGET_ACCEPT: {"log_id": values.u64},
-    RequestType.CANCEL: {
-        "log_id": values.u64,
-        "subject": values.subject,
-        "asker": values.u64,
-        "low_water": values.small,
-    },
-    RequestType.GET: {
-        "log_id": values.u64,
-        "subject": values.subject,
-    },
-    RequestType.RESCHEDULE: {
-        "log_id": values.u64,
-        "subject": values.subject,
-        "asker": values.u64,
-        "low_water": values.small,
-        "number": values.small,
-    },
-    RequestType.FIND: {
-        "log_id": values.u64,
-        "subject": values.subject,
-        "from_ms": values.small,
-        "to_ms": values.u64,
-        "hour": values.small,
-        "sequence": values.small,
-        "until_sequence": values.u64,
-        "limit": values.small,
-        "tag": values.text,
-        "content": values.one_of(0, 1, 2),
-        "origin": values.small,
-    },
-    RequestType.DRAIN: {
-        "to": values.u64,
-        "slots": values.slots,
-        "hour": values.small,
-        "sequence": values.small,
-        "until_sequence": values.u64,
-    },
-    RequestType.RETIRE: {},
-    RequestType.RELEASE_SLOTS: {"slots": values.slots},
-    RequestType.QUOTAS: {"after": values.text, "prefix": values.text},
-    RequestType.SET_QUOTA: {
-        "subject": values.subject,
-        "per_second": values.one_of(None, 0, 1, 1_000),
-        "pending": values.one_of(None, 0, 1, 1_000),
-        "pending_bytes": values.one_of(None, 0, 100_000),
-    },
-    RequestType.PLACES: {"subject": values.subject, "spread_ms": values.one_of(0, 1_000, 3_600_000, 1 << 40)},
-}
-REALTIME: dict[RequestType, Fields] = {
-    RequestType.HELLO: {
-        "log_id": values.u64,
-        "target": values.u64,
-        "epoch": values.small,
-        "instance": values.small,
-        "session": values.small,
-        "w": values.watermark,
-        "named_offset": values.one_of(0, 0, 0, 96),
-        "unread_hours": values.watermark,
-        "next_sequence": values.u64,
-    },
-    RequestType.DISPATCH: {"session": values.small, "epoch": values.small},
-    RequestType.PULL: {
-        "subject": values.subject,
-        "group": values.group,
-        "subscription": values.one_of(1, 2, 3),
-        "max_messages": values.small,
-        "max_bytes": values.small,
-        "wait_ms": values.wait_ms,
-        "lease_ms": values.one_of(0, 100, 60_000),
-        "consumer": values.text,
-        "ahead": values.one_of(0, 0, 1, 500),
-        "start": values.position,
-        "ephemeral": values.one_of(False, True),
-        "tags_any": values.tags,
-        "tags_all": values.tags,
-        "ordered": values.one_of(False, True),
-        "exclusive_ms": values.one_of(0, 1_000, 60_000),
-        "was": values.one_of(0, 1),
-        "in_flight_max": values.one_of(0, 0, 5),
-    },
-    RequestType.SUBSCRIBE: {
-        "group": values.group,
-        "subjects": values.subjects,
-        "start": values.position,
-        "ephemeral": values.one_of(False, True),
-        "tags_any": values.tags,
-        "tags_all": values.tags,
-        "ordered": values.one_of(False, True),
-        "in_flight_max": values.one_of(0, 0, 5),
-        "pattern": values.one_of("*", ">", "fuzz.*", "*.1", "fuzz.>.1", "fuzz*"),
-    },
-    RequestType.ACK: {
-        "subject": values.subject,
-        "group": values.group,
-        "handles": values.handles,
-        "subscription": values.one_of(1, 2, 3),
-        "subjects": values.one_of([["fuzz.1", 1]]),
-        "log_id": values.u64,
-    },
-    RequestType.NACK: {
-        "subject": values.subject,
-        "group": values.group,
-        "handles": values.handles,
-        "uncounted": values.one_of(False, True),
-        "subscription": values.one_of(1, 2, 3),
-        "subjects": values.one_of([["fuzz.1", 1]]),
-        "log_id": values.u64,
-    },
-    RequestType.EXTEND: {
-        "subject": values.subject,
-        "group": values.group,
-        "lease_ms": values.one_of(1, 50, 30_000),
-        "handles": values.handles,
-        "log_id": values.u64,
-    },
-    RequestType.RETRY: {
-        "subject": values.subject,
-        "group": values.group,
-        "retries": values.retries,
-        "log_id": values.u64,
-    },
-    RequestType.REJECT: {
-        "subject": values.subject,
-        "group": values.group,
-        "rejects": values.rejects,
-        "log_id": values.u64,
-    },
-    RequestType.PULL_END: {
-        "subject": values.subject,
-        "group": values.group,
-        "subscription": values.one_of(1, 2, 3),
-        "exclusive_ms": values.one_of(0, 1_000, 60_000),
-        "was": values.one_of(0, 1),
-    },
-    RequestType.GROUPS: {
-        "subject": values.subject_or_none,
-        "after": values.pair,
-        "limit": values.small,
-        "ages": values.one_of(False, True),
-    },
-    RequestType.SUBJECTS: {"prefix": values.text, "after": values.text, "limit": values.small},
-    RequestType.DELETE_GROUP: {"subject": values.subject, "group": values.group},
-    RequestType.MOVE_GROUP: {
-        "subject": values.subject,
-        "group": values.group,
-        "to": values.position,
-        "dry_run": values.one_of(False, False, True),
-    },
-    RequestType.PAUSE_GROUP: {"subject": values.subject, "group": values.group, "paused": values.one_of(False, True)},
-    RequestType.ORIGIN_ACCEPT: {"log_id": values.u64},
-}
+
+
+def make_of(kind: RequestType, name: str, declared: str) -> Make:
+    """How a field of a request is made."""
+    declared = declared.removesuffix("|nil")
+    if "/" in declared:
+        return values.one_of(*declared.split("/"), "fuzzed")
+    if declared == "0..2":
+        return values.one_of(0, 1, 2)
+    by_type = values.small if ".." in declared else BY_TYPE.get(declared, values.text)
+    return OF_ONE.get((kind, name)) or BY_NAME.get(name, by_type)
+
+
 SPECS: dict[str, dict[RequestType, Fields]] = {
-    "meta": ANY | META,
-    "delay": ANY | LOGS | DELAY,
-    "realtime": ANY | LOGS | REALTIME,
+    role: {
+        kind: {name: make_of(kind, name, declared) for name, declared in kind.terms.types.items()}
+        for kind in RequestType
+        if role in kind.terms.servers
+    }
+    for role in ("meta", "delay", "realtime")
 }
 
 
