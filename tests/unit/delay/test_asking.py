@@ -24,7 +24,8 @@ from delayd.errors import (
     Shortage,
     SlowDown,
 )
-from delayd.hours import INSTANT_MS_MAX
+from delayd.hours import INSTANT_MS_MAX, hour_of_ms
+from delayd.log.hour import dispatch_path
 from delayd.machine.executor import Done
 from delayd.outcome import MessageState, Reason
 from delayd.testing.clock import START_MS
@@ -43,6 +44,7 @@ from delayd.wire.asked import (
 )
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType
+from tests.memory_files import content, put
 from tests.worlds.delay import ACCEPTED, FOLDER, TARGET_IDS, Answer, World, wanted
 from tests.worlds.key_books import KEEP, REJECT, REPLACE
 
@@ -184,6 +186,29 @@ def test_rule_E1_a_body_that_asks_for_no_rows_is_refused_by_name(body: bytes, er
     for kind in (CANCEL, MOVE, GET):
         with pytest.raises(error):
             world.ask(kind, {"log_id": world.server.log_id}, body)
+
+
+def test_rule_C1_a_receipt_of_another_hour_is_that_of_another_row_also_while_an_outcome_is_not_written() -> None:
+    world, asked = sent(1, 5 * HOUR_MS)
+    assert answers(world, CANCEL, asked) == [CANCELLED] and world.status("owed_rows") == 1
+    made_up = asked._replace(accepted_at_ms=asked.accepted_at_ms + 9 * HOUR_MS)
+    for owed in (1, 0):
+        assert world.status("owed_rows") == owed
+        assert world.states(asked) == [MessageState.CANCELLED] and world.states(made_up) != [MessageState.CANCELLED]
+        world.pass_ms(5_000)
+
+
+@pytest.mark.parametrize("later_ms", [0, 7])
+def test_rule_L5_a_dispatch_log_that_was_replaced_under_a_live_server_is_not_believed(later_ms: int) -> None:
+    (world, asked), (other, _) = sent(2, 5 * HOUR_MS), sent(2, 5 * HOUR_MS)
+    other.pass_ms(later_ms)
+    path = dispatch_path(FOLDER, hour_of_ms(START_MS + 5 * HOUR_MS))
+    for each, row in ((world, 0), (other, 1)):
+        answers(each, CANCEL, asked.take([row]))
+        each.pass_ms(5_000)
+        assert each.states(asked)[row] is MessageState.CANCELLED
+    put(world.disk, path, content(other.disk, path))
+    assert MessageState.CANCELLED not in world.states(asked)[1:] and world.states(asked)[0] is not PENDING
 
 
 def test_long_messages_move_a_few_at_a_time_with_all_that_they_have() -> None:
