@@ -15,7 +15,7 @@ from delayd.wire.frame import Frame, FrameReader, Head, HeadValue, encode_frame
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
 from tests.batches import PRODUCER, messages
-from tests.fuzz.requests import ANY, DELAY, LOGS, META, REALTIME, Fields
+from tests.fuzz.requests import SPECS, Fields
 from tests.fuzz.values import BOUNDARY, NUMBERS
 from tests.simulation.network import ServedEnd
 from tests.simulation.parts import Parts
@@ -32,6 +32,24 @@ BROKEN_HEADERS = (b"\xc1", b"\x01", b"\x81", b"\x81\xa1a", b"\xdf\xff\xff\xff\xf
 BAD_SUBJECTS = (b"", b"a b", b"orders.eu\n", b"x" * 256)
 LIAR_ANSWERS = 8
 STRANGER = 0xBAD  # A producer id of nobody.
+
+
+# These are served by the shells around the cores, or say nothing of the core that is asked.
+OF_SHELLS = frozenset(
+    {
+        RequestType.PING,
+        RequestType.STATUS,
+        RequestType.CHALLENGE,
+        RequestType.PROVE,
+        RequestType.CUT,
+        RequestType.CUT_READY,
+    }
+)
+
+
+def served(role: str, *others: RequestType) -> dict[RequestType, Fields]:
+    """The requests that a core serves, and their fields."""
+    return {kind: fields for kind, fields in SPECS[role].items() if kind not in OF_SHELLS or kind in others}
 
 
 class HostileScenarios(Parts):
@@ -56,7 +74,7 @@ class HostileScenarios(Parts):
             return
         line = cluster.network.connect(side.life, self, hostile=True)
         for _ in range(REQUESTS):
-            kind, head = self._request({**REALTIME, **LOGS})
+            kind, head = self._request(served("realtime"))
             if kind in (RequestType.ACK, RequestType.NACK) and self.chance(0.7):
                 head |= {"subject": self.random.choice(cluster.subjects).decode(), "group": "group"}
                 head["handles"] = [[self._number() for _ in range(3)] for _ in range(self.random.choice((1, 3)))]
@@ -74,7 +92,7 @@ class HostileScenarios(Parts):
         requests = server.frames(with_status=True)
         asker = Asker()
         for _ in range(REQUESTS):
-            kind, head = self._request({**DELAY, **LOGS, RequestType.STATUS: {}})
+            kind, head = self._request(served("delay", RequestType.STATUS))
             if kind == RequestType.OUTCOME and self.chance(0.7):
                 head["log_id"] = server.log_id
                 if head.get("producer_id") == PRODUCER_ID:
@@ -94,7 +112,7 @@ class HostileScenarios(Parts):
         for number in range(1, REQUESTS + 1):
             if not line.open:
                 break
-            kind, head = self._request({**REALTIME, **LOGS})
+            kind, head = self._request(served("realtime"))
             line.up += self._spoiled(_frame(kind, number, head, self._batch(number)))
             self.moves(4)
         cluster.calm(self.random.choice((1, 60)))
@@ -131,7 +149,7 @@ class HostileScenarios(Parts):
         assert before == (routes, targets), before
         peer, reader = Stranger(), FrameReader()
         for number in range(1, 2 * REQUESTS):
-            kind, head = self._request({**ANY, **META})
+            kind, head = self._request(SPECS["meta"])
             if self.chance(0.5):
                 # What is there, as an operator or a server would name it.
                 told: Head = {
