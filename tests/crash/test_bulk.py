@@ -13,10 +13,10 @@ import pytest
 from delayd.hours import INSTANT_MS_MAX
 from delayd.outcome import MessageState
 from delayd.testing.disk import Crash
-from delayd.wire.asked import Asked, AskedWindow, Piece, Place
+from delayd.wire.asked import Asked, AskedWindow, Piece, Place, read_piece
+from delayd.wire.requests import RequestType
 from tests.crash.harness import Way, look_of, ways
 from tests.worlds.delay import Remains, World, new_world, wanted
-from tests.worlds.pieces import hear
 
 HOUR_MS = 3_600_000
 SHIFT_MS = HOUR_MS + 7
@@ -48,10 +48,8 @@ def fill(world: World) -> None:
 def walk(world: World, subject: bytes, until: int, bound: Callable[[int], None], act: Callable[[Piece], None]) -> None:
     place: Place | None = Place()
     while place is not None:
-        told: list[Piece] = []
-        world.core.asked.endings.find(AskedWindow(subject, 0, INSTANT_MS_MAX, place, until, rows_max=4), hear(told))
-        world.settle()
-        (piece,) = told
+        window = AskedWindow(subject, 0, INSTANT_MS_MAX, place, until, rows_max=4)
+        piece = read_piece(*world.ask(RequestType.FIND, window.to_head(world.server.log_id)))
         place, until = piece.place, piece.until_sequence
         bound(until)
         if len(piece.rows):

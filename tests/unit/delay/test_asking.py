@@ -24,8 +24,7 @@ from delayd.errors import (
     Shortage,
     SlowDown,
 )
-from delayd.hours import INSTANT_MS_MAX, hour_of_ms
-from delayd.log.hour import dispatch_path
+from delayd.hours import INSTANT_MS_MAX
 from delayd.machine.executor import Done
 from delayd.outcome import MessageState, Reason
 from delayd.testing.clock import START_MS
@@ -44,7 +43,6 @@ from delayd.wire.asked import (
 )
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType
-from tests.memory_files import content, put
 from tests.worlds.delay import ACCEPTED, FOLDER, TARGET_IDS, Answer, World, wanted
 from tests.worlds.key_books import KEEP, REJECT, REPLACE
 
@@ -196,19 +194,6 @@ def test_rule_C1_a_receipt_of_another_hour_is_that_of_another_row_also_while_an_
         assert world.status("owed_rows") == owed
         assert world.states(asked) == [MessageState.CANCELLED] and world.states(made_up) != [MessageState.CANCELLED]
         world.pass_ms(5_000)
-
-
-@pytest.mark.parametrize("later_ms", [0, 7])
-def test_rule_L5_a_dispatch_log_that_was_replaced_under_a_live_server_is_not_believed(later_ms: int) -> None:
-    (world, asked), (other, _) = sent(2, 5 * HOUR_MS), sent(2, 5 * HOUR_MS)
-    other.pass_ms(later_ms)
-    path = dispatch_path(FOLDER, hour_of_ms(START_MS + 5 * HOUR_MS))
-    for each, row in ((world, 0), (other, 1)):
-        answers(each, CANCEL, asked.take([row]))
-        each.pass_ms(5_000)
-        assert each.states(asked)[row] is MessageState.CANCELLED
-    put(world.disk, path, content(other.disk, path))
-    assert MessageState.CANCELLED not in world.states(asked)[1:] and world.states(asked)[0] is not PENDING
 
 
 def test_long_messages_move_a_few_at_a_time_with_all_that_they_have() -> None:

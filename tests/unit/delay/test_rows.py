@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from delayd.delay.filing.hour_table import HourFile, HourTable, hour_put, hour_puts, load_hours, merge_hours
+from delayd.delay.ledger.files import HourOutcomes
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import (
     COARSE_FROM_MS,
@@ -23,9 +24,13 @@ from delayd.delay.rows import (
 )
 from delayd.delay.timers.hour_wheel import FOLD_RUNS, OPEN_AHEAD_MS, HourWheel, prepare
 from delayd.delay.timers.wheel import Wheel
+from delayd.errors import DamagedData
 from delayd.hours import HOUR_MS, hour_start_ms
-from delayd.log.hour import DEAD, SEALED
-from delayd.outcome import MessageState
+from delayd.log.group import GroupKind, NewGroup
+from delayd.log.hour import DEAD, SEALED, NewPart, encode_outcomes
+from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+from delayd.outcome import MessageState, Outcome
+from delayd.testing.disk import MemoryDisk
 from tests.counts import lines
 from tests.worlds.delay import TARGET_IDS, World, wanted
 
@@ -154,6 +159,34 @@ def test_a_look_at_two_years_of_hours_takes_the_loop_no_line_an_hour() -> None:
     newer = table_of({HOUR + 5: HourFile(16, 2, 2, SEALED | DEAD)})
     assert lines(lambda: (table.unsealed(HOUR + hours), table.deletable(HOUR + hours), table.get(HOUR))) < 100
     assert lines(lambda: table.update(newer.rows)) < 1_000 and int(table.rows["rows"].sum()) == hours + 1
+
+
+# What is known of an hour's dispatch log.
+
+
+def outcomes_of(disk: MemoryDisk, first: int, groups: int, at_ms: int) -> Segment:
+    """A dispatch log of so many groups with fifty outcomes each."""
+    segment = create_segment(disk, "dispatch.log", FileHeader(FileKind.DISPATCH, 1))
+    for number in range(groups):
+        sequences = np.arange(50, dtype=np.uint64) + np.uint64(first + 50 * number)
+        data = encode_outcomes(HOUR, [NewPart(sequences, np.full(50, 7, np.int64), Outcome.DISPATCHED)])
+        segment.append([NewGroup(GroupKind.DATA, [data], 1, at_ms, 0, 50)])
+    segment.flush()
+    return segment
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_rule_L5_another_dispatch_log_is_noticed_also_when_it_is_as_long_and_damage_changes_nothing(more: int) -> None:
+    disk, known = MemoryDisk(), HourOutcomes()
+    segment = outcomes_of(disk, 1, 3, 1_000)
+    known.read_on(segment, segment.end, lambda: None)
+    disk.remove("dispatch.log")
+    other = outcomes_of(disk, 1_001, 3 + more, 2_000)
+    with pytest.raises(DamagedData):
+        known.read_on(other, other.end, lambda: None)
+    asked = np.array([1, 150, 151, 1_001], np.uint64)
+    found = set(known.find(segment, asked).sequences.tolist())
+    assert known.end == segment.end and found & {*asked.tolist()} == {1, 150}
 
 
 def test_rule_B2_a_request_is_a_look_up_however_many_rows_wait_for_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
