@@ -5,7 +5,7 @@ Sends near and far, checkpoints, dispatch, acknowledgements, hours that end, sea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from delayd.errors import BadArgument, DamagedData
 from delayd.reading.data import NONE, HourState, schedules
@@ -102,6 +102,38 @@ class Death:
         if self._world is None:
             return self._before.after_crash(way.loss, way.seed)
         return self._world.remains(way.loss, way.seed, late=late)
+
+
+class LaterDeath:
+    """A death at an operation of a workload, in a world in which others have worked before."""
+
+    def __init__(
+        self,
+        at: int | None,
+        settings: Mapping[str, int],
+        work: Callable[[World], None],
+        before: Callable[[World], None] = World.settle,
+    ) -> None:
+        self._world = World(new_world(), seed=1, **settings)  # type: ignore[arg-type]
+        before(self._world)
+        disk = self._world.disk
+        first = len(disk.operations)
+        disk.faults.crash_at = None if at is None else first + at
+        try:
+            work(self._world)
+        except Crash:
+            pass
+        self.operations = disk.operations[first:]
+
+    def each_next(self) -> Iterator[tuple[str, Remains]]:
+        """How it died, and what that leaves; each of what many ways leave once."""
+        seen: set[object] = set()
+        for way in ways(seeds=1):
+            remains = self._world.remains(way.loss, way.seed)
+            look = look_of(remains.disk), tuple(remains.state.all_keys())
+            if look not in seen:
+                seen.add(look)
+                yield f"died {way} at {(self.operations or ['the first'])[-1]}", remains
 
 
 def finish(world: World, *, sealing: bool) -> None:

@@ -12,15 +12,13 @@ import pytest
 
 from delayd.hours import INSTANT_MS_MAX
 from delayd.outcome import MessageState
-from delayd.testing.disk import Crash
 from delayd.wire.asked import Asked, AskedWindow, Piece, Place, read_piece
 from delayd.wire.requests import RequestType
-from tests.crash.harness import Way, look_of, ways
-from tests.worlds.delay import Remains, World, new_world, wanted
+from tests.crash.delay_deaths import LaterDeath
+from tests.worlds.delay import Remains, World, wanted
 
 HOUR_MS = 3_600_000
 SHIFT_MS = HOUR_MS + 7
-SEEDS = 1
 PARTS = 2
 DRAIN_EVERY = 10  # Deaths after which all messages fall due, which takes as long as all else.
 CANCELLED, MOVED = b"mails", b"orders"
@@ -75,26 +73,6 @@ def work(world: World, caller: Caller) -> None:
     walk(world, CANCELLED, 0, lambda until: None, cancel)
 
 
-class Death:
-    """One death, at an operation of the walks."""
-
-    def __init__(self, at: int | None) -> None:
-        self.caller = Caller()
-        self._world = World(new_world(), seed=1, **SETTINGS)  # type: ignore[arg-type]
-        fill(self._world)
-        disk = self._world.disk
-        before = len(disk.operations)
-        disk.faults.crash_at = None if at is None else before + at
-        try:
-            work(self._world, self.caller)
-        except Crash:
-            pass
-        self.operations = disk.operations[before:]
-
-    def remains(self, way: Way) -> Remains:
-        return self._world.remains(way.loss, way.seed)
-
-
 def check(remains: Remains, caller: Caller, *, drain: bool) -> None:
     world = World(remains, seed=2, **SETTINGS)  # type: ignore[arg-type]
     world.settle()
@@ -113,20 +91,16 @@ def check(remains: Remains, caller: Caller, *, drain: bool) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_walk_goes_on_after_a_death_at_each_operation_and_does_nothing_twice(part: int) -> None:
-    operations = Death(None).operations
+    def death_at(at: int | None) -> tuple[LaterDeath, Caller]:
+        caller = Caller()
+        return LaterDeath(at, SETTINGS, lambda world: work(world, caller), fill), caller
+
+    operations = death_at(None)[0].operations
     assert len(operations) > 20
     for at in range(1 + part, len(operations) + 2, PARTS):
-        death = Death(at)
-        seen: set[object] = set()
-        for way in ways(SEEDS):
-            remains = death.remains(way)
-            look = look_of(remains.disk), tuple(remains.state.all_keys())
-            if look in seen:
-                continue
-            drain = not seen and at % DRAIN_EVERY < PARTS
-            seen.add(look)
+        death, caller = death_at(at)
+        for number, (how, remains) in enumerate(death.each_next()):
             try:
-                check(remains, death.caller, drain=drain)
+                check(remains, caller, drain=not number and at % DRAIN_EVERY < PARTS)
             except AssertionError as error:
-                where = death.operations[-1] if death.operations else "the first"
-                raise AssertionError(f"died {way} at operation {at} ({where}): {error}") from error
+                raise AssertionError(f"{how}, operation {at}: {error}") from error

@@ -9,12 +9,10 @@ import pytest
 
 from delayd.errors import DelaydError
 from delayd.log.control import NO_LIMITS, QuotaLimits
-from delayd.testing.disk import Crash
-from tests.crash.harness import Way, look_of, ways
-from tests.worlds.delay import Remains, World, new_world, small_slots, wanted
+from tests.crash.delay_deaths import LaterDeath
+from tests.worlds.delay import Remains, World, small_slots, wanted
 
 HOUR_MS = 3_600_000
-SEEDS = 1
 PARTS = 2
 MAILS, TEXTS = b"mails", b"texts"
 SETTINGS = {"segment_bytes": 4_096, "tail_bytes": 0, "load_ahead_ms": 1_000, "checkpoint_every_ms": HOUR_MS}
@@ -50,27 +48,6 @@ def work(world: World, told: Told) -> None:
     set_quota(world, told, TEXTS, NO_LIMITS)
 
 
-class Death:
-    """One death at an operation."""
-
-    def __init__(self, at: int | None) -> None:
-        self._before = new_world()
-        self._before.disk.faults.crash_at = at
-        self._world: World | None = None
-        self.told: Told = {}
-        try:
-            self._world = World(self._before, seed=1, **SETTINGS)  # type: ignore[arg-type]
-            work(self._world, self.told)
-        except Crash:
-            pass
-        self.operations = self._before.disk.operations
-
-    def remains(self, way: Way) -> Remains:
-        if self._world is None:
-            return self._before.after_crash(way.loss, way.seed)
-        return self._world.remains(way.loss, way.seed)
-
-
 def check(remains: Remains, told: Told) -> None:
     world = World(remains, seed=2, **SETTINGS)  # type: ignore[arg-type]
     quotas = {use.subject: use.limits for use in world.core.asked.quotas.listing()}
@@ -97,19 +74,17 @@ def check(remains: Remains, told: Told) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_rule_E3_quotas_and_counts_are_right_after_a_death_at_each_operation(part: int) -> None:
+    def death_at(at: int | None) -> tuple[LaterDeath, Told]:
+        told: Told = {}
+        return LaterDeath(at, SETTINGS, lambda world: work(world, told)), told
+
     with small_slots():
-        operations = Death(None).operations
+        operations = death_at(None)[0].operations
         assert len(operations) > 40
         for at in range(1 + part, len(operations) + 2, PARTS):
-            death = Death(at)
-            seen: set[object] = set()
-            for way in ways(SEEDS):
-                remains = death.remains(way)
-                look = look_of(remains.disk), tuple(remains.state.all_keys())
-                if look in seen:
-                    continue
-                seen.add(look)
+            death, told = death_at(at)
+            for how, remains in death.each_next():
                 try:
-                    check(remains, death.told)
+                    check(remains, told)
                 except AssertionError as error:
-                    raise AssertionError(f"died {way} at operation {at} ({death.operations[-1]}): {error}") from error
+                    raise AssertionError(f"{how}, operation {at}: {error}") from error
