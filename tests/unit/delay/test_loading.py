@@ -7,47 +7,17 @@ from errno import ENOMEM
 
 import pytest
 
-from delayd.delay.filing.hour_table import HourPart
-from delayd.delay.timers import loading
-from delayd.delay.timers.loading import LoadedRun, load_hour
 from delayd.errors import Shortage
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.hour import schedule_path
-from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.machine.executor import Done
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from tests.memory_files import content, put
 from tests.worlds.delay import FOLDER, World, wanted
 
 FAR_MS = 2 * HOUR_MS
-FAR = hour_of_ms(START_MS + FAR_MS)
-PATH = schedule_path(FOLDER, FAR)
 LONG = 400  # Hours in which nothing happens.
 HOURS = tuple(range(3, LONG - 3, 11))  # Hours with messages.
-
-
-def filed(*names: str) -> World:
-    """Three rows in a batch of its own for each name."""
-    world = World()
-    for name in names:
-        world.send(wanted(3, FAR_MS, name))
-        world.settle()
-        world.checkpoint()
-    return world
-
-
-def test_each_byte_of_columns_headers_and_subjects_is_checked_and_none_of_a_body() -> None:
-    world = filed("x" * 22, "y" * 22)
-    whole, unnoticed = content(world.disk, PATH), 0
-    parts = [HourPart(FAR, world.hours().get(FAR))]
-    for at in range(FILE_HEADER_BYTES, len(whole)):
-        put(world.disk, PATH, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        found = load_hour(world.disk, FOLDER, world.server.log_id, FAR, parts)
-        unnoticed += found.damage is None
-        rows = len(found.prepared.rows)
-        assert rows == 6 if found.damage is None else rows <= 3, "what follows it is set aside with it"
-    bodies, pads = 6 * 24, 2 * 4  # Nobody notices flips in bodies and in the padding of a group's table here.
-    assert unnoticed == bodies + pads, "names of subjects are checked too: a flipped bit makes another name of one"
 
 
 def test_a_subject_table_longer_than_what_is_read_ahead_is_read_whole() -> None:
@@ -73,22 +43,19 @@ def silent(*, is_filed: bool) -> World:
 
 
 @pytest.mark.parametrize("is_filed", [False, True])
-def test_a_few_runs_load_what_was_due_in_a_long_silence_in_its_order(
-    is_filed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world, runs = silent(is_filed=is_filed), list[LoadedRun]()
-    load_run: Callable[..., LoadedRun] = loading.load_run
-    lacks = iter([True, False, True])
+def test_a_few_jobs_load_what_was_due_in_a_long_silence_in_its_order_also_when_memory_is_short(is_filed: bool) -> None:
+    world = silent(is_filed=is_filed)
+    worker, jobs, lacks = world.threads.worker, list[int](), iter([True, False, True])
+    submit = worker.submit
 
-    def load(*args: object) -> LoadedRun:
-        if next(lacks, False):
-            raise Shortage(FOLDER, ENOMEM)
-        runs.append(load_run(*args))
-        return runs[-1]
+    def counted(work: Callable[[], object], done: Callable[[Done[object]], None], *priority: object) -> None:
+        jobs.append(1)
+        short = next(lacks, False)
+        submit((lambda: (_ for _ in ()).throw(Shortage(FOLDER, ENOMEM))) if short else work, done, *priority)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loading, "load_run", load)
+    worker.submit = counted  # type: ignore[assignment, method-assign]
     world.pass_ms(10_000)
-    assert len(runs) <= 4, "the hours around the beginning and the end are loaded one by one"
+    assert len(jobs) <= 20, "the hours around the beginning and the end are loaded one by one"
     assert world.bodies() == [f"hour {hour}-{row}".encode() for hour in HOURS for row in range(2)]
     world.drain()
     world.check_books()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayd.delay.filing.hour_table import HourFile, HourTable, hour_put, hour_puts, load_hours, merge_hours
+from delayd.batch.columns import HEADER
+from delayd.delay.filing.hour_table import HourFile, HourPart, HourTable, hour_put, hour_puts, load_hours, merge_hours
+from delayd.delay.filing.schedule_log import read_batch
 from delayd.delay.ledger.files import HourOutcomes
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import (
@@ -23,16 +25,19 @@ from delayd.delay.rows import (
     new_rows,
 )
 from delayd.delay.timers.hour_wheel import FOLD_RUNS, OPEN_AHEAD_MS, HourWheel, prepare
+from delayd.delay.timers.loading import load_hour
 from delayd.delay.timers.wheel import Wheel
 from delayd.errors import DamagedData
-from delayd.hours import HOUR_MS, hour_start_ms
+from delayd.hours import HOUR_MS, hour_of_ms, hour_start_ms
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.hour import DEAD, SEALED, NewPart, encode_outcomes
-from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+from delayd.log.hour import DEAD, SEALED, NewPart, encode_outcomes, schedule_path
+from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment
 from delayd.outcome import MessageState, Outcome
+from delayd.testing.clock import START_MS as CLOCK_MS
 from delayd.testing.disk import MemoryDisk
 from tests.counts import lines
-from tests.worlds.delay import TARGET_IDS, World, wanted
+from tests.memory_files import content, put
+from tests.worlds.delay import FOLDER, TARGET_IDS, World, wanted
 
 HOUR = 490_000
 BEGIN_MS = hour_start_ms(HOUR)
@@ -213,3 +218,46 @@ def test_rule_B2_a_request_is_a_look_up_however_many_rows_wait_for_a_target(monk
         world.settle()
         assert world.states(one) == [MessageState.CANCELLED]
     assert world.status("waiting_rows") == 3_197
+
+
+# What is read of a schedule log.
+
+FAR_MS = 2 * HOUR_MS
+FAR = hour_of_ms(CLOCK_MS + FAR_MS)
+PATH = schedule_path(FOLDER, FAR)
+
+
+def filed(*names: str) -> World:
+    """Three rows in a batch of its own for each name."""
+    world = World()
+    for name in names:
+        world.send(wanted(3, FAR_MS, name))
+        world.settle()
+        world.checkpoint()
+    return world
+
+
+def test_each_byte_of_columns_headers_and_subjects_is_checked_and_none_of_a_body() -> None:
+    world = filed("x" * 22, "y" * 22)
+    whole, unnoticed = content(world.disk, PATH), 0
+    parts = [HourPart(FAR, world.hours().get(FAR))]
+    for at in range(FILE_HEADER_BYTES, len(whole)):
+        put(world.disk, PATH, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        found = load_hour(world.disk, FOLDER, world.server.log_id, FAR, parts)
+        unnoticed += found.damage is None
+        rows = len(found.prepared.rows)
+        assert rows == 6 if found.damage is None else rows <= 3, "what follows it is set aside with it"
+    bodies, pads = 6 * 24, 2 * 4  # Nobody notices flips in bodies and in the padding of a group's table here.
+    assert unnoticed == bodies + pads, "names of subjects are checked too: a flipped bit makes another name of one"
+
+
+def test_bytes_that_claim_to_be_a_huge_batch_are_damage_and_size_no_read() -> None:
+    sizes: list[int] = []
+
+    def read(offset: int, size: int) -> bytes:
+        sizes.append(size)
+        return HEADER.pack(0x48435442, 1, 1, 0, 0xFFFF_FFF8, *([0] * (len(HEADER.unpack(bytes(HEADER.size))) - 5)))
+
+    with pytest.raises(DamagedData, match="the batch at offset 64"):
+        read_batch(lambda at: ("log", at), read, 64)
+    assert max(sizes) < 4 << 20
