@@ -24,7 +24,7 @@ from delayd.client.producer import Producer
 from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt, ReceiptPart, RescheduledBatch
 from delayd.errors import BadArgument, DelaydError, LogId
 from delayd.machine.disk import RealDisk
-from delayd.outcome import MessageState
+from delayd.outcome import MessageState, Outcome
 from delayd.reading.trace import Trace, trace
 from delayd.wire.asked import AnswerRows, CancelAnswer, RescheduleAnswer
 
@@ -283,7 +283,27 @@ running_option = click.option(
 Told = TypeVar("Told", bound=IntEnum)
 
 
-@click.command(cls=Command)
+# The outcomes that need no further word.
+_ENDED = ", ".join(
+    f"`{state_text(outcome.state)}`" for outcome in Outcome if outcome not in (Outcome.DISPATCHED, Outcome.CANCELLED)
+)
+_GET = f"""Show what became of messages.
+
+States: `pending`; `in flight` (it is being handed over); `dispatched` (a realtime server has it), `cancelled`,
+`moved`, `replaced`, `rejected`, `kept` (another message took its place: `other`), `drained` (another delay server
+has it, and is not here to be asked), {_ENDED}; and `unknown` (no such message is kept). A
+message is known as long as the logs of its hour are kept.
+
+Exit code 2: a message is unknown.
+
+$ delayd get orders.cancel --receipt 3kj...
+$ delayd get orders.cancel --key order-42
+$ delayd get orders.cancel --receipts receipts.txt --format json
+$ delayd get orders.cancel --key order-42 --data /var/lib/delayd
+"""
+
+
+@click.command(cls=Command, help=_GET)
 @click.argument("subject", shell_complete=offer_subjects)
 @given_options
 @click.option(
@@ -293,20 +313,7 @@ Told = TypeVar("Told", bound=IntEnum)
 @meta_option
 @format_option
 def get(subject: str, data: str | None, timeout: timedelta, meta: str, form: str, given: GivenOptions) -> int:
-    """Show what became of messages.
-
-    States: `pending`; `in flight` (it is being handed over); `dispatched` (a realtime server has it), `cancelled`,
-    `moved`, `replaced`, `rejected`, `kept` (another message took its place: `other`), `drained` (another delay server
-    has it, and is not here to be asked), `dead`, `expired`, `in doubt`; and `unknown` (no such message is kept). A
-    message is known as long as the logs of its hour are kept.
-
-    Exit code 2: a message is unknown.
-
-    $ delayd get orders.cancel --receipt 3kj...
-    $ delayd get orders.cancel --key order-42
-    $ delayd get orders.cancel --receipts receipts.txt --format json
-    $ delayd get orders.cancel --key order-42 --data /var/lib/delayd
-    """
+    """Show what became of messages."""
     which = Which(subject, given)
     if data is not None:
         found = _from_files(which, data)
