@@ -15,9 +15,9 @@ import pytest
 from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
 from delayd.client.asking.messages import Numbers
-from delayd.client.instants import HORIZON_MS, Horizon, monotonic_us, wish, wish_column
+from delayd.client.instants import HORIZON_MS, Horizon, monotonic_s, monotonic_us, wish, wish_column
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
-from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Pace, Stock
+from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Borrowed, Pace, Stock
 from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
 from delayd.client.sending.outbox import SendSlots
 from delayd.errors import (
@@ -255,3 +255,17 @@ def test_rule_I1_the_low_water_mark_of_changes_passes_no_call_that_is_under_way(
             assert ([*by_keys], [*by_receipt]) == ([1, 2, 3], [4])
         assert numbers.head["low_water"] == 1
     assert numbers.head["low_water"] == 5
+
+
+def test_of_two_threads_that_saw_the_same_place_one_gets_it() -> None:
+    async def scenario() -> None:
+        in_flight = Borrowed(3, monotonic_s)
+        ends = monotonic_s() + 60
+        assert in_flight.hand_out([[1, 10, 2]], ends)
+        assert in_flight.room == 1  # Two threads read this now.
+        assert in_flight.hand_out([[1, 12, 1]], ends)
+        assert not in_flight.hand_out([[1, 13, 1]], ends)
+        in_flight.let_go([[1, 12, 1]])
+        assert in_flight.room == 1
+
+    asyncio.run(scenario())

@@ -27,10 +27,12 @@ from delayd.errors import (
     BadHeaders,
     BadRequest,
     BatchMalformed,
+    NotReady,
     ServerUnavailable,
     StaleHandle,
 )
-from delayd.wire.frame import HeadValue
+from delayd.net.connection import Connection
+from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType
 from tests.unit.client.consumers import consumer_of, until_answered
 from tests.unit.client.core_server import SUBJECT, CoreServer
@@ -121,6 +123,30 @@ CLIENT = str(Path(delayd.client.__file__).parent)
 def default_consumer(world: World, lease: timedelta = LEASE) -> AsyncConsumer:
     """With default settings, but for the lease."""
     return AsyncConsumer(world.address, SUBJECT, "g", lease=lease)
+
+
+@pytest.mark.parametrize("each_s", [0.005, 0.0])
+def test_rule_Q4_half_of_what_others_wait_for_goes_to_them_unless_it_is_done_at_once(each_s: float) -> None:
+    async def scenario(world: World) -> None:
+        add_messages(world, 40)
+        async with default_consumer(world, timedelta(seconds=60)) as consumer:
+            for _ in range(20):
+                message = await anext(consumer)
+                await asyncio.sleep(each_s)
+                await message.ack(wait=False)
+            message = await anext(consumer)
+            await until(lambda: len(world.realtime.held) > 8)
+            await consumer.flush()
+            ahead = sum(consume > 20 for consume, _ in world.realtime.held.values())
+            # The server tells of it in any answer.
+            world.realtime.lies.append(500)
+            await message.ack()
+            await asyncio.sleep(0.05)
+            returned = len(world.realtime.returned)
+            assert returned >= -(-ahead // 2) if each_s else not returned
+            assert world.realtime.counted == []
+
+    on_steady_loop(scenario)
 
 
 def test_rule_Q4_a_cancelled_pull_loses_nothing() -> None:
@@ -568,5 +594,46 @@ def test_an_answer_that_wants_nonsense_is_a_named_error_and_the_consumer_goes_on
             world.realtime.lies.append(wanted)
             await batch.ack()  # It was durable, and to say it twice is to say it once.
         assert world.realtime.acked == [0, 0] or world.realtime.acked == [0]
+
+    on_loop(scenario)
+
+
+WAIT = timedelta(seconds=5)
+
+
+def _frames(world: World, kind: RequestType) -> list[Frame]:
+    return [frame for frame in world.realtime.seen if frame.type == kind]
+
+
+def _has_said(world: World, times: int) -> bool:
+    return len(_frames(world, RequestType.PULL_END)) == times
+
+
+@pytest.mark.parametrize("kind", [{"ephemeral": True}, {"exclusive": True}])
+def test_a_consumer_whose_server_refuses_to_hear_that_it_is_back_says_it_again(
+    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[Frame] = []
+
+    async def scenario(world: World) -> None:
+        serve = world.realtime.serve
+
+        def starting(connection: Connection, frame: Frame) -> None:
+            if frame.type == RequestType.PULL_END and len(refused) < 2:
+                refused.append(frame)
+                connection.answer_error(frame.request_id, NotReady("it starts", retry_after_ms=5))
+            else:
+                serve(connection, frame)
+
+        async with AsyncConsumer(world.address, SUBJECT, "g", prefetch=False, **kind) as consumer:
+            world.realtime.add(b"1")
+            await (await consumer.pull(1, wait=WAIT)).ack()
+            monkeypatch.setattr(world.realtime, "serve", starting)
+            world.realtime.drop_connections()
+            # Nothing is pulled: a caller may be at work for hours.
+            await until(lambda: _has_said(world, 3))
+            assert world.realtime.connected_count == 2
+            heads = [frame.head for frame in _frames(world, RequestType.PULL_END)]
+            assert heads[0] == heads[1] == heads[2]
 
     on_loop(scenario)
