@@ -16,11 +16,13 @@ from delayd import Consumer, Producer
 from delayd.errors import DelaydError
 from delayd.machine.operating import WaitKind
 from tests.end_to_end.cluster import (
+    COMMAND_EVERY_S,
     META,
     Cluster,
     alarm_of,
     cluster,
     command,
+    decide,
     log_id_of,
     logged,
     target_with_alarm,
@@ -234,6 +236,34 @@ def test_a_realtime_server_that_is_gone_for_good_is_given_up_and_its_subjects_go
             assert production.consumed(1) == ["3"]
             assert "fenced" not in other.log
     assert run("audit", "--data", str(data)).code in (0, 3)
+
+
+def status_of(production: Cluster) -> str:
+    return run("status", "--meta", production.meta.address).out
+
+
+@tries(WaitKind.LEFT_BEHIND)
+def test_a_subject_is_moved_to_another_realtime_server_while_all_serve(tmp_path: Path) -> None:
+    with cluster(tmp_path / "data") as production:
+        production.send("1")
+        assert production.consumed(1) == ["1"]
+        with ServerProcess("realtime", tmp_path / "other", {"meta": production.meta.address}) as other:
+
+            def listed() -> str:
+                rows = command("servers", "--meta", production.meta.address, "--role", "realtime", "--format", "json")
+                return next((str(row["log_id"]) for row in json.loads(rows) if row["address"] == other.address), "")
+
+            moved_to = wait_until(listed, "meta lists the other realtime server", every_s=COMMAND_EVERY_S)
+            production.send("left behind")
+            wait_until(lambda: "2 taken" in status_of(production), "it is delivered", every_s=COMMAND_EVERY_S)
+            decide(production, "route", "move", "s", "--to", moved_to)
+            logged(production.delay, "subject_moves")
+            production.send("2")
+            assert production.consumed(1) == ["2"]
+            # Nobody asks the old server for what it has, and `delayd status` says so and how to get it.
+            assert "1 messages of s for group g" in status_of(production)
+            production.operator.follow(WaitKind.LEFT_BEHIND, 0)
+            assert production.consumed(1) == ["left behind"]
 
 
 def test_rule_H8_a_new_meta_is_refused_until_it_takes_the_place_of_the_lost_one_by_name(tmp_path: Path) -> None:

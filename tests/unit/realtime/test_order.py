@@ -8,8 +8,9 @@ from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows, need_u64
 from delayd.wire.requests import RequestType
+from realtime.group_window import Stage
 from realtime.groups import Group
-from realtime.order import LOOKED_AT, LOOKED_AT_A_BATCH
+from realtime.order import KNOWN_MAX, LOOKED_AT, LOOKED_AT_A_BATCH, Order
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
 
@@ -70,3 +71,15 @@ def test_one_pull_reads_a_bounded_number_of_batches() -> None:
     assert order is not None
     before = order.scanned
     assert _pull(world, peer).bodies == [] and order.scanned == before + LOOKED_AT // LOOKED_AT_A_BATCH
+
+
+def test_how_many_messages_it_looks_ahead_is_bounded() -> None:
+    order = Order()
+    order.begin(0, (), ())
+    while order.wants_more(10 * KNOWN_MAX):
+        order.add([1] * LOOKED_AT)
+    assert order.scanned == KNOWN_MAX and order.ready == 1 and order.waiting == KNOWN_MAX - 1
+    order.moved(0, 1, Stage.HELD, 1)
+    assert not order.offers_any(10 * KNOWN_MAX)
+    order.moved(0, 1, Stage.SETTLED, 1)
+    assert order.offers_any(10 * KNOWN_MAX)
