@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -14,15 +15,17 @@ import pytest
 
 from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
-from delayd.client.asking.messages import Numbers
+from delayd.client.asking.messages import GET, Joined, Kind, Numbers, Row
 from delayd.client.instants import HORIZON_MS, Horizon, monotonic_s, monotonic_us, wish, wish_column
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
 from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Borrowed, Pace, Stock
 from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
 from delayd.client.sending.outbox import SendSlots
 from delayd.errors import (
+    BadArgument,
     PastHorizon,
 )
+from delayd.wire.asked import ANSWER, AnswerRows, AskedKeys
 
 MS = 1_798_790_400_000  # 2027-01-01 08:00 UTC
 
@@ -269,3 +272,29 @@ def test_of_two_threads_that_saw_the_same_place_one_gets_it() -> None:
         assert in_flight.room == 1
 
     asyncio.run(scenario())
+
+
+KIND = (GET, 1, b"s", False)
+
+
+def test_a_question_that_spoils_a_joined_request_fails_alone() -> None:
+    asked: list[list[int]] = []
+
+    async def ask(_: Kind, rows: Sequence[Row | AskedKeys], __: float) -> AnswerRows:
+        asked.append([int(row[0]) for row in rows if not isinstance(row, AskedKeys)])
+        if 2 in asked[-1]:
+            raise BadArgument("no row is 2")
+        answers = np.zeros(len(rows), ANSWER)
+        answers["sequence"] = asked[-1]
+        return answers
+
+    async def story() -> None:
+        room = asyncio.Semaphore(1)
+        joined = Joined(lambda _: room, ask)
+        questions = [joined.ask(KIND, (number, 0, 0), 0.0) for number in (1, 2, 3)]
+        one, two, three = await asyncio.gather(*questions, return_exceptions=True)
+        assert not isinstance(one, BaseException) and not isinstance(three, BaseException)
+        assert [*one["sequence"], *three["sequence"]] == [1, 3] and isinstance(two, BadArgument)
+
+    asyncio.run(story())
+    assert asked == [[1, 2, 3], [1], [2], [3]]
