@@ -19,13 +19,13 @@ import numpy as np
 from delayd.batch.columns import BatchKind, ColumnId
 from delayd.batch.names import parse_retry_subject, retry_subject
 from delayd.batch.sequences import ROW_BITS, locate
-from delayd.errors import BadArgument, BatchMalformed, DamagedData
+from delayd.errors import BadArgument, BatchMalformed, DamagedData, NewerFormat
 from delayd.hours import hour_name
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_gaps
 from delayd.log.consume import consume_place, read_unchecked
 from delayd.log.consume import segment_bases as consume_bases
-from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
+from delayd.log.control import GroupCreated, GroupDeleted, GroupMoved, RetryDecided, decode_sound
 from delayd.log.group import GroupKind
 from delayd.log.hour import decode_outcomes, dispatch_path, schedule_path
 from delayd.log.log import LogPlace
@@ -106,7 +106,7 @@ class _Follower(NamedTuple):
 
 
 class _Pulled(NamedTuple):
-    """What groups did with a message: the steps, how it lives on, and the last word of each group."""
+    """What groups did with a message: the steps, how it lives on, and the last word of each group that is there."""
 
     steps: list[Step]
     lives: list[_NextLife]
@@ -304,7 +304,11 @@ def _fall_due(found: Trace, due_from_ms: int) -> None:
 
 def _add_gaps(disk: Disk, server: Directory, found: Trace, from_ms: int, until_ms: int) -> None:
     """Add the times between these instants in which a server handed over nothing, each before what came behind it."""
-    position, gaps = read_gaps(disk, server.path, server.log_id)
+    try:
+        position, gaps = read_gaps(disk, server.path, server.log_id)
+    except (DamagedData, NewerFormat) as error:
+        found.unseen.append(f"whether the {server.role} server {server.log_id:016x} stood still: {error.message}")
+        return
     for gap in gaps:
         if gap.from_ms < until_ms and gap.until_ms > from_ms:
             later = (at for at, step in enumerate(found.steps) if step.at_ms is not None and step.at_ms > gap.from_ms)
@@ -478,9 +482,9 @@ def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Tr
     bases = segment_bases(disk, place)
     steps: list[Step] = []
     lives: list[_NextLife] = []
-    last: dict[str, str] = {}
+    last: dict[int, str] = {}
     if not bases:
-        return _Pulled(steps, lives, last)
+        return _Pulled(steps, lives, {})
     names: dict[int, tuple[str, str]] = {}
     pulls: set[tuple[int, int]] = set()  # Group and pull sequence of each time that it was given out.
     unknown: set[int] = set()
@@ -494,10 +498,14 @@ def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Tr
             continue
         path, position = place_of(disk, place, offset)
         held = {at for group_id, at in pulls if group_id == record.group_id}
-        if isinstance(record, GroupMoved):
+        if isinstance(record, GroupMoved | GroupDeleted):
             pulls -= {(record.group_id, at) for at in held}
-            steps += [Step("let go", None, path, position, f"group {own[1]} was moved")] * len(held)
-            last |= {own[1]: "let go"} if held else {}
+            word = "moved" if isinstance(record, GroupMoved) else "deleted"
+            steps += [Step("let go", None, path, position, f"group {own[1]} was {word}")] * len(held)
+            known = last.pop(record.group_id, None)
+            # A group that was moved back gets the message again, also when it has acknowledged it.
+            if known is not None and isinstance(record, GroupMoved) and record.next <= consume:
+                last[record.group_id] = "let go"
             continue
         if isinstance(record, RetryDecided):
             for row in decode_rows(record.rows):
@@ -507,7 +515,7 @@ def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Tr
                     why = f": {row.reason or row.error}" if row.reason or row.error else ""
                     what, detail = ("rejected", "") if row.reason else ("retried", f", due {due}Z")
                     steps.append(Step(what, record.at_ms, path, position, f"group {own[1]}{detail}{why}"))
-                    last[own[1]] = what
+                    last[record.group_id] = what
                     whose = parse_retry_subject(subject)
                     again = retry_subject(target.log_id, record.group_id) if whose is None else subject
                     lives.append(_NextLife(record.origin, again, row.due_ms, bool(row.reason)))
@@ -526,20 +534,20 @@ def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Tr
             pulls.discard((record.group_id, hit))
             what, detail = ENDS[record.op], f"group {own[1]}"
         steps.append(Step(what, record.at_ms, path, position, detail))
-        last[own[1]] = what
+        last[record.group_id] = what
     if bases[0] > 0 or unknown:
         found.unseen.append("pulls of groups whose records a checkpoint has removed from the pull log")
-    return _Pulled(steps, lives, last)
+    return _Pulled(steps, lives, {names[group_id][1]: word for group_id, word in last.items()})
 
 
 def _records(
     disk: Disk, place: LogPlace, start: int
-) -> Iterator[tuple[int, GroupCreated | GroupMoved | RetryDecided | PullEntry]]:
+) -> Iterator[tuple[int, GroupCreated | GroupDeleted | GroupMoved | RetryDecided | PullEntry]]:
     for group in read_log(disk, place, start, log_size(disk, place), []):
         for offset, batch in group.batches():
             if group.header.kind == GroupKind.CONTROL:
                 for record in decode_sound(batch):
-                    if isinstance(record, GroupCreated | GroupMoved | RetryDecided):
+                    if isinstance(record, GroupCreated | GroupDeleted | GroupMoved | RetryDecided):
                         yield offset, record
             else:
                 for entry in decode_entries(batch):

@@ -1,6 +1,7 @@
 """`delayd trace`: by sequence and by key, through moves and replacements."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -86,6 +87,41 @@ def test_each_group_that_has_not_acknowledged_is_waited_for(tmp_path: Path, agai
     own = "a consumer of group again that pulls it again; and " if again == "now" else ""
     assert waits.startswith(f"{own}a consumer of group held that acknowledges it"), waits
     assert "group done" not in waits and ("its instant" in waits) == (again == "later"), waits
+
+
+@pytest.mark.parametrize("word", ["deleted", "moved behind it", "moved back to it", "made again"])
+def test_a_group_that_was_deleted_or_moved_behind_the_message_is_not_waited_for(tmp_path: Path, word: str) -> None:
+    with delayd.open(tmp_path) as home, home.producer() as producer, home.admin() as admin:
+        receipt = producer.send("s", b"1", delay=timedelta(0))
+        with home.consumer("s", "g", prefetch=False) as consumer:
+            (message,) = consumer.pull(1, wait=timedelta(seconds=20))
+            if word == "moved back to it":
+                message.ack()
+        if word in ("deleted", "made again"):
+            admin.delete_group("s", "g")
+        else:
+            admin.rewind("s", "g", "earliest" if word == "moved back to it" else "latest", dry_run=False)
+        if word == "made again":
+            with home.consumer("s", "g", prefetch=False) as consumer:
+                assert len(consumer.pull(1, wait=timedelta(seconds=20)))
+    found = json.loads(run("trace", "s", receipt.token, "--data", str(tmp_path), "--format", "json").out)
+    waits = [step["detail"].partition("waits for ")[2] for step in found if step["step"] == "next"]
+    expected = {
+        "moved back to it": ["a consumer of group g that pulls it again"],
+        "made again": ["a consumer of group g that acknowledges it"],
+    }
+    assert waits == expected.get(word, []), found
+
+
+def test_a_damaged_checkpoint_of_the_realtime_server_hides_no_step(tmp_path: Path) -> None:
+    with delayd.open(tmp_path) as home, home.producer() as producer:
+        receipt = producer.send("s", b"1", delay=timedelta(0))
+        with home.consumer("s", "g") as consumer:
+            consumer.pull(1, wait=timedelta(seconds=20)).ack()
+    shutil.copy(tmp_path / "delay" / "checkpoint", tmp_path / "realtime" / "checkpoint")
+    ran = run("trace", "s", receipt.token, "--data", str(tmp_path), "--format", "json")
+    assert (ran.code, json.loads(ran.out)[-1]["step"]) == (0, "acknowledged"), ran
+    assert "not seen: whether the realtime server" in ran.err and "stood still: " in ran.err
 
 
 def _is(producer: delayd.Producer, receipt: delayd.Receipt, state: delayd.MessageState) -> bool:
