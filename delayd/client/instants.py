@@ -45,6 +45,7 @@ _MS = timedelta(milliseconds=1)
 _US = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
 
+_KINDS = {"M": "instants", "m": "lengths of time"}
 _UNITS = ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as")  # As numpy names them.
 
 ONE_OF_THREE = "say once when a message is due: one of delay=, deliver_at= and deliver_at_ms="
@@ -363,18 +364,23 @@ def in_unit(name: str, column: NDArray[Any], unit: str) -> Int64s:
     number in that unit becomes the largest or the smallest one, which no limit admits.
 
     Raises:
-        BadArgument: the lengths are in a unit without a fixed length, or in none.
+        BadArgument: they are in no unit, or lengths in one that has no fixed length.
     """
-    own, _ = np.datetime_data(column.dtype)
-    if column.dtype.kind == "m" and own in ("Y", "M", "generic"):
+    kind, (own, _) = column.dtype.kind, np.datetime_data(column.dtype)
+    if not column.size:
+        return np.zeros(column.shape, np.int64)
+    if own == "generic" or (kind == "m" and own in ("Y", "M")):
         what = "have no unit" if own == "generic" else "count months or years, which differ in length"
-        raise BadArgument(f"the lengths of time of {name} {what}; give them in days, or in a smaller unit")
-    whole = column.astype(f"{column.dtype.kind}8[{unit}]")
-    counts: Int64s = whole.astype(np.int64)
-    if _UNITS.index(own) >= _UNITS.index(unit):
-        return counts + (whole < column)
+        raise BadArgument(f"the {_KINDS[kind]} of {name} {what}; give them in days, or in a smaller unit")
+    # A column may count in several of its unit, such as 90 s.
+    plain = column.astype(f"{kind}8[{own}]", copy=False)
+    whole = plain.astype(f"{kind}8[{unit}]")
+    is_finer = _UNITS.index(own) >= _UNITS.index(unit)
     # Numpy says nothing of an overflow. Back in its own unit such a value is another one.
-    fits = whole.astype(column.dtype) == column
+    fits = plain.astype(column.dtype, copy=False) == column
+    if not is_finer:
+        fits &= whole.astype(plain.dtype) == plain
+    counts: Int64s = whole.astype(np.int64) + (is_finer & (whole < plain))
     return np.where(fits, counts, np.where(column.astype(np.int64) > 0, INT64_MAX, -INT64_MAX))
 
 

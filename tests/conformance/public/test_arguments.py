@@ -1,5 +1,6 @@
 """What is wrong is refused by name, before anything happens."""
 
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -175,6 +176,26 @@ def test_a_length_of_time_whose_unit_has_no_length_is_refused_by_name(desk: Desk
         given: dict[str, Any] = {"delay": AT_ONCE, name: length}
         with pytest.raises(errors.BadArgument, match=f"of {name} .* give them in days"):
             desk.producer.send_batch(desk.subject, [b"1"], **given)
+
+
+@pytest.mark.parametrize("name", ["delay", "deliver_at", "ttl", "expires_at"])
+def test_an_empty_column_of_times_needs_no_unit(desk: Desk, name: str) -> None:
+    kind = "timedelta64" if name in ("delay", "ttl") else "datetime64"
+    given: dict[str, Any] = {name: np.array([], kind)}
+    if name in ("ttl", "expires_at"):
+        given["delay"] = AT_ONCE
+    assert len(desk.producer.send_batch(desk.subject, [], **given)) == 0
+
+
+@pytest.mark.parametrize(("unit", "ms"), [("1500us", 1.5), ("7000000us", 7_000), ("90s", 90_000)])
+def test_times_may_be_counted_in_several_of_a_unit(desk: Desk, unit: str, ms: float) -> None:
+    count, longest = int(1_700_000_000_000 // ms) | 1, np.array([2**63 - 1], f"timedelta64[{unit}]")
+    receipt = desk.producer.send_batch(desk.subject, [b"1"], deliver_at=np.array([count], f"datetime64[{unit}]"))
+    assert receipt.deliver_at_ms.tolist() == [math.ceil(count * ms)]
+    with pytest.raises(errors.PastHorizon):
+        desk.producer.send_batch(desk.subject, [b"1"], delay=longest)
+    with pytest.raises(errors.BadExpiry):
+        desk.producer.send_batch(desk.subject, [b"1"], delay=AT_ONCE, ttl=longest)
 
 
 def test_what_is_said_about_the_last_instant_of_all_is_true(desk: Desk) -> None:
