@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextvars import Context
+from contextvars import Context, ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
@@ -58,6 +58,9 @@ _NS_PER_MS = 1_000_000
 C = TypeVar("C")
 Ts = TypeVarTuple("Ts")
 Who = threading.Thread | asyncio.Task[Any] | Job
+
+_handed_to: ContextVar[Who | None] = ContextVar("delayd.testing.handed_to", default=None)
+"""Who got messages last in this context; tasks that it begins have its context, and so know whose work they do."""
 
 log = logging.getLogger(__name__)
 
@@ -368,8 +371,11 @@ class BrokerClock(HomeClock):
         return None if self._moving.locked() and self._waits_for_caller() else frozen_ms
 
     def _waits_for_caller(self) -> bool:
-        who = _who()
-        return _job() is not None or any(core.has_caller(who) for core in list(self.followed))
+        who, begun_by = _who(), _handed_to.get()
+        followed = list(self.followed)
+        if _job() is not None or any(core.has_caller(who) for core in followed):
+            return True
+        return begun_by is not None and any(core.has_at_work(begun_by) for core in followed)
 
     def _call(self, go: Callable[[int], Coroutine[Any, Any, None]], ms: int) -> None:
         if _is_on_a_loop():
@@ -455,6 +461,11 @@ class FollowedCore(ConsumerCore[Batch]):
         caller = self._callers.get(who)
         return caller is not None and (caller.waits or caller.is_at_work(who))
 
+    def has_at_work(self, who: Who) -> bool:
+        """Whether a caller is at work on messages, which tasks that it has begun may have."""
+        caller = self._callers.get(who)
+        return caller is not None and caller.is_at_work(who)
+
     def begin(self) -> None:
         """Follow what callers get from now on."""
         for who, caller in list(self._callers.items()):
@@ -526,6 +537,7 @@ class FollowedCore(ConsumerCore[Batch]):
         if not super()._handed_out(handles, lease_ends):
             return False
         who = _who()
+        _handed_to.set(who)
         if self._clock.is_moving:
             caller = self._callers.setdefault(who, _Caller())
             caller.in_hand.update(_keys(handles))

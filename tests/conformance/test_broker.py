@@ -699,3 +699,36 @@ def test_no_time_is_taken_from_a_handler_that_sleeps_or_runs_a_thread(delayd_bro
 
     asyncio.run(scenario())
     assert seen == [(DAY, DAY)] * 2 + [(2 * DAY, 2 * DAY)] * 2
+
+
+def test_a_task_that_a_handler_in_frozen_time_has_begun_counts_from_the_handlers_instant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(broker: InMemoryBroker, tick: Callable[[timedelta], object]) -> None:
+        seen, begun = list[float](), broker.clock.now
+        async with (
+            broker.async_producer() as producer,
+            broker.async_consumer("a", "g") as consumer,
+            broker.async_consumer("b", "g") as other,
+        ):
+
+            async def follow() -> None:
+                await other.pull(wait=AT_ONCE)
+                await producer.send("a", b"x", delay=DAY)
+
+            async def send_again() -> None:
+                async for message in consumer:
+                    seen.append((broker.clock.now - begun) / DAY)
+                    await asyncio.gather(follow())
+                    await message.ack()
+
+            working = asyncio.create_task(send_again())
+            await producer.send("a", b"x", delay=DAY)
+            tick(3 * DAY + timedelta(hours=1))
+            await other.pull(wait=AT_ONCE)
+            assert seen == [1, 2, 3]
+            working.cancel()
+
+    with freeze_time("2026-01-01", real_asyncio=True) as frozen, InMemoryBroker() as broker:
+        asyncio.run(scenario(broker, frozen.tick))
+    assert "clock_goes_on" not in caplog.text
