@@ -19,6 +19,7 @@ import click
 from delayd.errors import BadArgument, BadSetting
 from delayd.hours import hour_name
 from delayd.machine.disk import RealDisk
+from delayd.machine.operating import counted
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.consumption import GroupBooks
@@ -342,7 +343,8 @@ def _verdict(report: AuditReport, told: AcceptanceWorth) -> Iterator[str]:
     if report.hours or report.findings:
         yield ""
     if report.findings_count > len(report.findings):
-        yield f"{report.findings_count - len(report.findings):,} more findings; --findings N names more of them"
+        more = counted(report.findings_count - len(report.findings), "more finding|more findings")
+        yield f"{more}; --findings N names more of them"
     for torn in report.torn:
         yield torn.sentence
     if report.deleted_rows:

@@ -38,6 +38,7 @@ from delayd.errors import BadArgument, DelaydError, NotReady, ServerUnavailable
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.machine.disk import RealDisk
 from delayd.machine.identity import LOCK, is_held
+from delayd.machine.operating import counted
 from delayd.machine.state import LMDB_FILE
 from delayd.net.connection import Connection
 from delayd.net.cut import FOLDER, SIZES, read_sizes
@@ -350,7 +351,7 @@ def _tell(folder: str, manifest: Manifest, form: str) -> int:
         if manifest.moment_ms:
             together = f"; it fits all backups of the cut of {instant_text(manifest.moment_ms)}"
         click.echo(
-            f"{folder} is whole: {len(manifest.entries):,} files, {size_text(manifest.size_bytes)}, "
+            f"{folder} is whole: {counted(len(manifest.entries), 'file|files')}, {size_text(manifest.size_bytes)}, "
             f"made {instant_text(manifest.made_at_ms)} by delayd {manifest.version}{together}"
         )
     for sentence in manifest.damaged:

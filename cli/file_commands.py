@@ -22,6 +22,7 @@ import click
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument
 from delayd.machine.disk import RealDisk
+from delayd.machine.operating import counted
 from delayd.reading.export import FORMATS, export_directory
 from delayd.reading.files.stored_groups import ReadMemory
 from delayd.reading.find import (
@@ -306,7 +307,8 @@ def trace(subject: str, which: str, is_key: bool, server: int | None, data: str,
     show(STEP_COLUMNS, rows, form)
     for each in found:
         if each.earlier:
-            click.echo(f"delayd: {each.earlier:,} earlier messages had this key; the newest is followed", err=True)
+            earlier = counted(each.earlier, "earlier message|earlier messages")
+            click.echo(f"delayd: {earlier} had this key; the newest is followed", err=True)
         for sentence in each.unseen:
             click.echo(f"delayd: not seen: {sentence}", err=True)
 

@@ -27,6 +27,7 @@ from delayd.client.asking.ask import (
 from delayd.client.instants import instant_ms
 from delayd.client.producer import Producer
 from delayd.errors import DelaydError
+from delayd.machine.operating import counted
 from delayd.wire.consuming import AtInstant, AtSequence, End, GroupInfo, Position
 
 from .file_commands import shown_body
@@ -49,7 +50,7 @@ from .shared_options import (
 )
 from .times import instant
 
-PENDING = "were dead letters, or were to come to it again"
+PENDING = "dead letters, and what was to come to it again"
 COSTS = (
     "what it has not acknowledged is never delivered to it, and retention may remove it; consumers that still run make "
     "a new group of this name at once, which begins at the earliest message that is kept"
@@ -204,7 +205,7 @@ def delete(subject: str, group: str, keep_pending: bool, operator: Operator) -> 
     with Producer(operator.meta) as producer:
         walks = [] if keep_pending else [_of_pending(producer, place) for place in places]
         pending = sum(each.found for each in walks)
-        more = f"; {pending:,} messages that {PENDING} end" if pending else ""
+        more = f"; {counted(pending, 'message ends|messages end')}: {PENDING}" if pending else ""
         operator.confirm(f"{group} of {subject}: {COSTS}{more}")
         # The group goes first: from then on it gives nothing back any more.
         run(lambda: _at_each(places, partial(delete_group, secret=operator.secret)))
@@ -296,11 +297,11 @@ def _end_pending(walks: list[_Pending]) -> int:
             click.echo(f"delayd: to end the rest: delayd cancel '{each.name}' --where", err=True)
         raise
     if done:
-        click.echo(f"ended {done:,} messages that {PENDING}")
+        click.echo(f"ended {counted(done, 'message|messages')}: {PENDING}")
     for each in walks:
         if each.leaving:
-            told = f"{each.leaving:,} messages were on their way to a delay server; to end those that got there later"
-            click.echo(f"delayd: {told}: delayd cancel '{each.name}' --where", err=True)
+            told = f"{counted(each.leaving, 'message was|messages were')} on the way to a delay server"
+            click.echo(f"delayd: {told}; to end what got there later: delayd cancel '{each.name}' --where", err=True)
     if unread:
         told = "files of hours could not be read, so messages of the group may be pending there; see `delayd status`"
         click.echo(f"delayd: {told}", err=True)

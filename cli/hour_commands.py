@@ -18,6 +18,7 @@ from delayd.batch.columns import Int64s
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_from_name, hour_of_ms, hour_start_ms
 from delayd.machine.disk import RealDisk
+from delayd.machine.operating import counted
 from delayd.reading.data import Hour, HourCount, Schedule, schedules
 from delayd.reading.files.row_arrays import ScheduleRows
 from delayd.reading.verify import verify_directory
@@ -106,7 +107,7 @@ def all_damage_named(data: str) -> Iterator[None]:
         for sentence in others[:NAMED_MAX]:
             click.echo(f"delayd: {sentence}", err=True)
         if len(others) > NAMED_MAX:
-            more = f"{len(others) - NAMED_MAX:,} more files are damaged"
+            more = counted(len(others) - NAMED_MAX, "more file is|more files are") + " damaged"
             click.echo(f"delayd: {more}; `delayd log verify --data {data}` names all", err=True)
         raise
 

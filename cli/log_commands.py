@@ -32,6 +32,7 @@ from delayd.log.segment_index import index_records
 from delayd.log.tally import TALLY, decode_tallies
 from delayd.machine.disk import Disk, RealDisk, open_named
 from delayd.machine.identity import LOCK, is_held
+from delayd.machine.operating import counted
 from delayd.machine.state import LMDB_MAGIC, check_stored, read_state_file
 from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.files.directory import KIND_POSITION, need_log_file, open_any
@@ -387,7 +388,7 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
         size_bytes = sum(file.size_bytes for file in files)
         verdict = f"{damaged} damaged" if damaged else "none is damaged"
         torn = f"{states.count(FileState.TORN)} with an unfinished end"
-        count = f"{len(files):,} file{'s' * (len(files) != 1)}"
+        count = counted(len(files), "file|files")
         click.echo(f"{count}, {size_text(size_bytes)}: {verdict}, {torn}")
     return NOT_BALANCED if damaged else OK
 

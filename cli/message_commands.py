@@ -24,6 +24,7 @@ from delayd.client.producer import Producer
 from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt, ReceiptPart, RescheduledBatch
 from delayd.errors import BadArgument, DelaydError, LogId
 from delayd.machine.disk import RealDisk
+from delayd.machine.operating import counted
 from delayd.outcome import MessageState, Outcome
 from delayd.reading.trace import Trace, trace
 from delayd.wire.asked import AnswerRows, CancelAnswer, RescheduleAnswer
@@ -104,7 +105,7 @@ class Which:
         self.receipts = list(map(Receipt.of_token, tokens))
         twice = len(self.keys) - len(set(self.keys))
         if twice:
-            raise BadArgument(f"{twice:,} keys are given twice; name each message once")
+            raise BadArgument(f"{counted(twice, 'key is|keys are')} given twice; name each message once")
 
     def __len__(self) -> int:
         return len(self.receipts) or len(self.keys)
@@ -215,13 +216,14 @@ due_options = bundle("due", Due.of, from_option, to_option)
 def in_bulk(subject: str, walk: Walk, wording: Wording, *, dry_run: bool, yes: bool) -> int:
     """Count, ask, and do; the exit code."""
     walked = walk(dry_run=True, progress=None)
+    found = f"{counted(walked.found, 'message|messages')} of {subject}"
     if dry_run or not walked.found:
-        click.echo(f"{walked.found:,} messages of {subject} are pending there")
+        click.echo(f"{found} {'is' if walked.found == 1 else 'are'} pending there")
         return _code_of(walked)
     if walked.found >= ASKS_FROM:
-        confirm(f"{walked.found:,} messages of {subject} {wording.cost}", yes)
+        confirm(f"{found} {wording.cost}", yes)
     walked = walk_all(walk, wording, walked.found)
-    click.echo(f"{wording.done} {walked.done:,} messages of {subject}")
+    click.echo(f"{wording.done} {counted(walked.done, 'message|messages')} of {subject}")
     return _code_of(walked)
 
 
@@ -242,7 +244,7 @@ def walk_all(walk: Walk, wording: Wording, found: int) -> Walked:
             if isinstance(servers, str):
                 click.echo(f"delayd: not all is done at the delay servers {servers}", err=True)
             rest = f"; to go on, say it again with --resume {last.resume}" if wording.goes_on and last.resume else ""
-            click.echo(f"delayd: {last.done:,} messages are {wording.done} so far{rest}", err=True)
+            click.echo(f"delayd: {counted(last.done, 'message is|messages are')} {wording.done} so far{rest}", err=True)
             raise
 
 
@@ -582,7 +584,10 @@ def pending(subject: str, due: Due, key: str | None, tag: str | None, with_body:
         rows = (_pending_row(message, shown.form) for page in pages for message in page)
         shown.show((*PENDING_COLUMNS, BODY) if with_body else PENDING_COLUMNS, rows)
         if pages.in_flight:
-            click.echo(f"delayd: {pages.in_flight:,} messages are being handed over at this moment", err=True)
+            click.echo(
+                f"delayd: {counted(pages.in_flight, 'message is|messages are')} being handed over at this moment",
+                err=True,
+            )
         return told_unread(pages.unread)
 
 

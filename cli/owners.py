@@ -17,6 +17,7 @@ from delayd.batch.names import is_reserved
 from delayd.client.asking import ask
 from delayd.client.asking.ask import GroupAt, groups_at
 from delayd.errors import BadArgument, DelaydError, NoRealtimeServer, NotReady, ServerUnavailable, UnknownServer
+from delayd.machine.operating import counted
 from delayd.net.connection import Connection
 from delayd.secret import Secret
 from delayd.wire.frame import Head
@@ -116,7 +117,9 @@ async def _move_all(operator: Operator, source: int, strand: bool) -> int:
             if groups and not strand:
                 left += 1
                 for group in groups:
-                    click.echo(f"{name} stays: {_count(group):,} messages for the group {group.group} are not consumed")
+                    who = f"for the group {group.group}"
+                    held = counted(_count(group), f"message {who} is|messages {who} are")
+                    click.echo(f"{name} stays: {held} not consumed")
                 continue
             to = min(others, key=lambda log_id: (loads[log_id], log_id))
             loads[to] += 1
@@ -159,9 +162,9 @@ def _stays(group: GroupAt) -> str:
     """A line about what stays behind for a group, if anything does."""
     if not (count := _count(group)):
         return ""
-    server = group.server
+    server, who = group.server, f"for the group {group.group}"
     return (
-        f"\n{count:,} messages for the group {group.group} stay at {server.log_id:016x} ({server.address}); "
+        f"\n{counted(count, f'message {who} stays|messages {who} stay')} at {server.log_id:016x} ({server.address}); "
         f"`delayd route move {group.subject} --to {server.log_id:016x}` lets consumers find them"
     )
 
@@ -394,7 +397,7 @@ def _decide(kind: RequestType, log_id: int, server: int | None, operator: Operat
         why = "has an alarm for" if kind is RequestType.TARGET_ACCEPT else "holds anything for"
         raise BadArgument(f"no live delay server {why} target {log_id:016x}; see `delayd target list`")
     word = "accepted" if kind is RequestType.TARGET_ACCEPT else "given up"
-    at = f"{len(needs)} delay servers" if len(needs) > 1 else "one delay server"
+    at = counted(len(needs), "delay server|delay servers")
     operator.confirm(f"Target {log_id:016x} is {word} at {at}: {COSTS[kind]}.")
     code = OK
     for each in needs:

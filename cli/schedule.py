@@ -23,6 +23,7 @@ from delayd.client.limits import check_subject
 from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, ServerUnavailable
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.control import NO_LIMITS, QuotaLimits
+from delayd.machine.operating import counted
 from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.data import NONE, Hour, HourCount, Schedule, damaged
 from delayd.reading.files.directory import Directory, server_runs
@@ -452,7 +453,7 @@ def told(forecast: Forecast, limits: RateLimits) -> str:
     if not fullest.messages:
         return "nothing is due"
     above = limits.above(fullest.messages)
-    sentence = f"fullest second: {instant_text(fullest.begin_ms)} with {fullest.messages:,} messages"
+    sentence = f"fullest second: {instant_text(fullest.begin_ms)} with {counted(fullest.messages, 'message|messages')}"
     if above:
         sentence += f", above the {above.replace(', ', ' and the ')}"
     if forecast.unread_messages_max > fullest.messages:

@@ -23,6 +23,7 @@ from delayd.client.producer import Producer
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Receipt
 from delayd.client.sending.send_options import OnConflict
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
+from delayd.machine.operating import counted
 
 from .listing import progress
 from .operate import run, silence
@@ -224,7 +225,7 @@ def _send_lines(send: Callable[[list[bytes]], BatchReceipt], subject: str, sourc
         click.echo("there was no line, so nothing was sent")
     else:
         until = "" if first_ms == last_ms else f" to {instant_text(last_ms)}"
-        click.echo(f"kept {kept:,} messages, due {instant_text(first_ms)}{until}")
+        click.echo(f"kept {counted(kept, 'message|messages')}, due {instant_text(first_ms)}{until}")
 
 
 def _say_what_is_kept(kept: int, error: DelaydError) -> None:

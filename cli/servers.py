@@ -19,6 +19,7 @@ import numpy as np
 
 from delayd.client.asking import ask
 from delayd.errors import BadArgument, NoDelayServer, NotReady, RequestFailed, RetryLater, ServerInUse
+from delayd.machine.operating import counted
 from delayd.net.connection import Connection
 from delayd.secret import Secret
 from delayd.wire.asked import DrainOrder, DrainProgress, read_drain_progress
@@ -208,7 +209,7 @@ async def _set_standing(operator: Operator, which: str, standing: str) -> str:
 
 def _rate(drained: int, began: float) -> str:
     seconds = max(0.001, time.monotonic() - began)
-    return f"moved {drained:,} messages in {seconds:.1f} s ({drained / seconds:,.0f}/s)"
+    return f"moved {counted(drained, 'message|messages')} in {seconds:.1f} s ({drained / seconds:,.0f}/s)"
 
 
 @click.command(cls=Command)

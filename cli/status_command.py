@@ -27,7 +27,7 @@ from delayd.client.asking import ask
 from delayd.client.asking.ask import GROUPS, groups_at, groups_head
 from delayd.config import parse_address
 from delayd.errors import DelaydError
-from delayd.machine.operating import Wait, WaitKind
+from delayd.machine.operating import Wait, WaitKind, counted
 from delayd.net.connection import Connection
 from delayd.wire.consuming import GroupInfo
 from delayd.wire.frame import Head
@@ -183,7 +183,9 @@ async def _elsewhere(address: str, found: list[AskedServer]) -> list[tuple[str, 
         if to is not None and to != seen.log_id:
             why = f"the subject is at realtime server {to:016x} now, so consumers that start do not ask here"
             words = {"subject": group.subject, "group": group.group, "log_id": f"{seen.log_id:016x}"}
-            waits.append((seen.name, WaitKind.LEFT_BEHIND.wait(why, rows=f"{_left(group):,}", **words)))
+            waits.append(
+                (seen.name, WaitKind.LEFT_BEHIND.wait(why, messages=counted(_left(group), "message|messages"), **words))
+            )
     return waits
 
 
@@ -253,7 +255,7 @@ def _write_screen(found: list[AskedServer], waits: list[tuple[str, Wait]], refus
             what, why = (printable(text.encode(), TEXT_LENGTH) for text in (wait.what, wait.why))
             command = printable(wait.command.encode(), COMMAND_MAX)  # Whole: it is there to be typed.
             click.echo(f"  {name}: {what}: {why}" + (f"\n    -> {command}" if command else ""))
-    things = f"{len(waits)} thing{'s' * (len(waits) != 1)} wait{'s' * (len(waits) == 1)} for an operator"
+    things = f"{counted(len(waits), 'thing waits|things wait')} for an operator"
     click.echo(f"\n{things if waits else 'all is well'}")
 
 
@@ -305,10 +307,10 @@ ALWAYS = frozenset(
 
 def _backlog_text(seen: AskedServer) -> str:
     counts = [(seen.counter(name), name, words) for name, words in BACKLOG.get(seen.role, ())]
-    told = [_counted(count, words) for count, name, words in counts if count or name in ALWAYS]
+    told = [counted(count, words) for count, name, words in counts if count or name in ALWAYS]
     # No server counts the dead letters that are kept without reading all that is pending, so the line says since when.
     if (died := seen.told("died")) is not None:
-        letters = _counted(died, "dead letter|dead letters")
+        letters = counted(died, "dead letter|dead letters")
         told.append(f"{letters} made in {duration_text(_up_ms(seen))}")
     if (kept := seen.told("kept_bytes")) is not None:
         told.append(f"{size_text(kept)} kept{_for_whom(seen)}")
@@ -322,12 +324,6 @@ def _for_whom(seen: AskedServer) -> str:
     if slowest is None:
         return ""
     return f", since {duration_text(slowest.oldest_ms_ago or 0)} for {slowest.group} of {slowest.subject}"
-
-
-def _counted(count: int, words: str) -> str:
-    """A number and what it counts; ``words`` may be one for one thing and another one for several."""
-    one, _, several = words.partition("|")
-    return f"{count:,} {one if count == 1 or not several else several}"
 
 
 def _kept_for(group: GroupInfo) -> dict[str, str | int | None]:

@@ -39,7 +39,7 @@ from delayd.log.tally import Differing, Tallier, Tallies, covered, decode_tallie
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
-from delayd.machine.operating import Wait, WaitKind
+from delayd.machine.operating import Wait, WaitKind, counted
 
 PIECE_BYTES = 4 << 20  # One job reads this much: some 10 ms.
 PAUSE_MS = 20  # Pause between two jobs, so that a segment of 256 MiB takes two seconds and a part of one core.
@@ -106,7 +106,7 @@ class ClosedSegments:
         if rows := self.differing:
             why = "their content hash is another one than their bytes give, so somebody has changed them; "
             why += f"first: {self._first}" if self._first else "they were found by an earlier life of this server"
-            yield WaitKind.CONTENT_DIFFERS.wait(why, rows=f"{rows:,}")
+            yield WaitKind.CONTENT_DIFFERS.wait(why, messages=counted(rows, "message|messages"))
 
     def look(self, pause_ms: int = 0) -> None:
         """Read on after a pause, if there is something to read."""

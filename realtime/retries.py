@@ -56,7 +56,7 @@ from delayd.errors import BadArgument, BadHeaders, DelaydError, SlowDown
 from delayd.log.control import RetryAccepted, RetryDecided
 from delayd.log.pull import GroupDecision, RetryRow, encode_rows
 from delayd.machine.clock import Clock
-from delayd.machine.operating import LogLimit, Wait, WaitKind
+from delayd.machine.operating import LogLimit, Wait, WaitKind, counted
 from delayd.wire.consuming import StaleRow
 from delayd.wire.frame import Head
 from delayd.wire.meta import Cordons
@@ -238,7 +238,7 @@ class Retries:
             refused = [self._refusals[key] for key in of_origin if key in self._refusals]
             if refused:
                 why = f"delay server {origin:016x} refuses them: {refused[0]}"
-                yield WaitKind.RETRIES_REFUSED.wait(why, batches=len(refused))
+                yield WaitKind.RETRIES_REFUSED.wait(why, batches=counted(len(refused), "batch|batches"))
 
     def _put_off(self, group: Group, wanted: Sequence[AskedPulls], answer: Callable[[list[StaleRow]], None]) -> None:
         """Let messages of an ordered group wait here: each keeps its place before the others of its key (rule Q8)."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from delayd.delay.handoff import lateness
-from delayd.delay.handoff.link import Phase
 from delayd.delay.parts import Asked, Handoff, Logs, Memory, Upkeep
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.errors import BadArgument, DelaydError, ServerInUse
@@ -27,7 +26,7 @@ from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.log.checkpoint import Value
 from delayd.log.hour import SEALED
 from delayd.machine.identity import Site
-from delayd.machine.operating import CLOCK_UNCONFIRMED, Wait, WaitKind
+from delayd.machine.operating import CLOCK_UNCONFIRMED, Wait, WaitKind, counted
 from delayd.wire.asked import DrainOrder, DrainProgress
 from delayd.wire.meta import slots_text
 
@@ -65,7 +64,7 @@ class Standing:
             "leaving_rows": self._asked.endings.drain.rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
             "targets": len(links),
-            "targets_away": sum(link.phase is not Phase.READY and not link.is_lost for link in links),
+            "targets_away": self._dispatcher.targets_away,
             "quarantined_rows": len(self._memory.held),
             "quarantined_hours": self._memory.quarantine.hours(),
             "quarantined": len(self._memory.quarantine),
@@ -112,13 +111,13 @@ class Standing:
             )
             yield WaitKind.CLOCK_WAS_AHEAD.wait(why)
         if self._dispatcher.unrouted_rows:
-            rows = f"{self._dispatcher.unrouted_rows:,}"
+            rows = counted(self._dispatcher.unrouted_rows, "due message|due messages")
             if not self._dispatcher.given_up:
-                yield WaitKind.NO_TARGET.wait("their subjects have no realtime server", rows=rows)
+                yield WaitKind.NO_TARGET.wait("their subjects have no realtime server", due_messages=rows)
             # Either no realtime server serves their subjects, or their subjects are routed to one that was given up.
             for target in self._dispatcher.given_up:
                 why = f"their subjects have no realtime server, or {target:016x}, which was given up for good"
-                yield WaitKind.TARGET_GIVEN_UP.wait(why, rows=rows, target=f"{target:016x}")
+                yield WaitKind.TARGET_GIVEN_UP.wait(why, due_messages=rows, target=f"{target:016x}")
         for link in self._dispatcher.links.values():
             yield from link.waits()
         for entry in sorted(self._memory.quarantine.listing(), key=lambda entry: entry.id):
@@ -142,7 +141,8 @@ class Standing:
         if self._logs.producers.is_full:
             yield Wait("sends of new producers", "as many producers are remembered as memory allows")
         if uncounted := self._asked.quotas.uncounted:
-            yield Wait(f"sends to {uncounted} subjects with a quota", "what is pending for them is not counted yet")
+            subjects = counted(uncounted, "subject|subjects")
+            yield Wait(f"sends to {subjects} with a quota", "what is pending for them is not counted yet")
         if self._asked.quotas.is_full:
             yield Wait("sends to subjects with a quota", "as many of their messages are counted as memory allows")
         for hour in sorted(reserve.full_hours):
@@ -223,11 +223,13 @@ class Standing:
         undecided = sum(len(link.sender.window) for link in links)
         unsealed = self._unsealed()
         if pending:
-            return f"{pending:,} messages are pending; drain it, or wait for those that are due soon"
-        if self._asked.endings.drain.rows:
-            return f"{self._asked.endings.drain.rows:,} messages are on their way to other servers"
+            count = counted(pending, "message is|messages are")
+            return f"{count} pending; drain it, or wait for those that are due soon"
+        if leaving := self._asked.endings.drain.rows:
+            return f"{counted(leaving, 'message is|messages are')} on the way to other servers"
         if undecided or self._dispatcher.unrouted_rows:
-            return f"{undecided} batches are undecided at realtime servers; see `delayd target list`"
+            count = counted(undecided, "batch is|batches are")
+            return f"{count} undecided at realtime servers; see `delayd target list`"
         if self._asked.endings.owned_slots.owned.any():
             return "it owns slots of keys; drain it, which moves them"
         if len(self._memory.ledger.owed) or not self._intake.idle:

@@ -101,16 +101,16 @@ class WaitKind(Enum):
         "due messages for all realtime servers",
         f"{_FREE_SPACE}; if it lacks memory or open files, give it more",
     )
-    NO_TARGET = "{rows} due messages", "start a realtime server: delayd realtime --data DIR --meta ADDRESS"
+    NO_TARGET = "{due_messages}", "start a realtime server: delayd realtime --data DIR --meta ADDRESS"
     TARGET_GIVEN_UP = (
-        "{rows} due messages",
+        "{due_messages}",
         "delayd server forget realtime {target} --routes; no other realtime server serves: start one: "
         "delayd realtime --data DIR --meta ADDRESS",
     )
-    ROWS_TARGET_AWAY = "{rows} due messages for realtime server {target}", _BACK
-    ROWS_TARGET_REFUSES = "{rows} due messages for realtime server {target}", _NEWEST_ORIGIN
-    ROWS_TARGET_HAS_LOST = "{rows} due messages for realtime server {target}", _NEWEST_TARGET
-    DRAIN_REFUSED = "{rows} messages on their way to delay server {to}", "end what that delay server waits for"
+    ROWS_TARGET_AWAY = "{due_messages} for realtime server {target}", _BACK
+    ROWS_TARGET_REFUSES = "{due_messages} for realtime server {target}", _NEWEST_ORIGIN
+    ROWS_TARGET_HAS_LOST = "{due_messages} for realtime server {target}", _NEWEST_TARGET
+    DRAIN_REFUSED = "{messages} on their way to delay server {to}", "end what that delay server waits for"
     DRAINED_AWAY = "messages on their way to delay server {origin}", "start delay server {origin}, or look at its log"
     SLOTS_LEAVING = "keys of the slots {slots}", "delayd server drain {log_id}"
 
@@ -121,14 +121,14 @@ class WaitKind(Enum):
         "delayd target accept {log_id} --server {origin}",
     )
     PULLS_UNREAD = "all pulls and acknowledgements, and retention", _FILE_OR_GIVE_UP
-    RETRIES_REFUSED = "{batches} batches of messages that are to come again", "end what that delay server waits for"
+    RETRIES_REFUSED = "{batches} of messages that are to come again", "end what that delay server waits for"
     RETRIES_AWAY = (
         "messages that are to come again through delay server {origin}",
         "start delay server {origin}, or look at its log",
     )
-    CONTENT_DIFFERS = "a look at {rows} messages of this server's message log", "delayd log verify"
+    CONTENT_DIFFERS = "a look at {messages} of this server's message log", "delayd log verify"
     LEFT_BEHIND = (
-        "{rows} messages of {subject} for group {group}",
+        "{messages} of {subject} for group {group}",
         "delayd route move {subject} --to {log_id}, until its consumers have emptied it",
     )
 
@@ -148,6 +148,14 @@ class WaitKind(Enum):
         """The state as a server tells of it."""
         what, command = self.value
         return Wait(what.format(**words), why, command.format(**words))
+
+
+def counted(count: int, words: str) -> str:
+    """A number and what it counts: ``words`` are one for one thing and one for several, as ``message|messages``, or one
+    for both.
+    """
+    one, _, several = words.partition("|")
+    return f"{count:,} {one if count == 1 or not several else several}"
 
 
 log = logging.getLogger(__name__)

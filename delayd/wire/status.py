@@ -17,7 +17,7 @@ from enum import StrEnum
 from itertools import islice
 
 from delayd.errors import BadArgument, BadRequest
-from delayd.machine.operating import Wait, WaitKind
+from delayd.machine.operating import Wait, WaitKind, counted
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     TEXT_PREFIX_BYTES_MAX,
@@ -155,7 +155,7 @@ class Quarantined:
     def wait(self, log_id: int, kind: WaitKind | None = None) -> Wait:
         """What STATUS of the server ``log_id`` tells of it. ``kind`` is that of its decisions unless given."""
         words = {"id": self.id, "path": self.path, "log_id": f"{log_id:016x}", "cost": self.costs.get(Decision.GIVE_UP)}
-        what = f"{self.rows:,} messages: {self.id}" if self.rows else self.id
+        what = f"{counted(self.rows, 'message|messages')}: {self.id}" if self.rows else self.id
         return (kind or _WAITS[frozenset(self.costs)]).wait(self.reason, what=what, **words)
 
     def check(self, decision: Decision) -> None:

@@ -235,4 +235,4 @@ def test_a_tagged_message_is_found(running: Up, tmp_path: Path) -> None:
 
     wait_until(lambda: len(found()) == 2, lambda: str(found()))  # The files tell of the move a moment later.
     assert said(running, *only).out == "cancelled 2 messages of g\n"
-    assert said(running, "cancel", "g", "--where").out == "cancelled 1 messages of g\n"
+    assert said(running, "cancel", "g", "--where").out == "cancelled 1 message of g\n"

@@ -261,7 +261,7 @@ def test_a_subject_is_moved_to_another_realtime_server_while_all_serve(tmp_path:
             production.send("2")
             assert production.consumed(1) == ["2"]
             # Nobody asks the old server for what it has, and `delayd status` says so and how to get it.
-            assert "1 messages of s for group g" in status_of(production)
+            assert "1 message of s for group g" in status_of(production)
             production.operator.follow(WaitKind.LEFT_BEHIND, 0)
             assert production.consumed(1) == ["left behind"]
 

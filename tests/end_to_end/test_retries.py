@@ -102,7 +102,7 @@ def test_a_deleted_group_takes_its_dead_letters_and_retries_along(servers: Clust
         assert waiting and all(row["attempts"] == 1 for row in waiting)
         words = ("--meta", meta, "--data", str(servers.data), "--yes")
         told = command("groups", "delete", subject, "g", *words, *(["--keep-pending"] if keeps else []))
-        ended = "" if keeps else "ended 3 messages that were dead letters, or were to come to it again\n"
+        ended = "" if keeps else "ended 3 messages: dead letters, and what was to come to it again\n"
         assert told == f"group g of {subject} is deleted\n{ended}"
         assert producer.cancel_where(retries).found == (3 if keeps else 0)
 

@@ -68,7 +68,7 @@ def test_a_server_that_is_gone_and_what_waits_for_it_are_shown_with_what_helps(s
         servers.kill("realtime")
         assert run("send", "orders", "b", "--at", "now", "--meta", servers.meta).code == 0
         out = until_code(
-            servers, 3, "1 due messages for realtime server", "1 target away", "things wait for an operator"
+            servers, 3, "1 due message for realtime server", "1 target away", "things wait for an operator"
         )
         assert "\n    -> " in out and "delayd server forget" in out
         found = json.loads(run("status", "--meta", servers.meta, "--format", "json").out)

@@ -40,7 +40,7 @@ from delayd.hours import INSTANT_MS_MAX
 from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
-from delayd.machine.operating import LogLimit, Wait, WaitKind
+from delayd.machine.operating import LogLimit, Wait, WaitKind, counted
 from delayd.outcome import MessageState
 from delayd.wire.asked import AnswerRows, AskedWindow, DrainOrder, DrainProgress, Piece
 from delayd.wire.frame import Head
@@ -203,7 +203,9 @@ class Drain:
                 stuck.setdefault(batch.leaving.to, []).append(batch)
         for to, batches in stuck.items():
             rows = sum(len(batch.leaving.rows) for batch in batches)
-            yield WaitKind.DRAIN_REFUSED.wait(batches[0].refusal, rows=f"{rows:,}", to=f"{to:016x}")
+            yield WaitKind.DRAIN_REFUSED.wait(
+                batches[0].refusal, messages=counted(rows, "message|messages"), to=f"{to:016x}"
+            )
 
     # Batches that a start has found.
 

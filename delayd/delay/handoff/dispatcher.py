@@ -121,6 +121,13 @@ class Dispatcher:
         return (rows for parts in self._unrouted.values() for rows in parts)
 
     @property
+    def targets_away(self) -> int:
+        """How many targets are not connected that a subject is noted for, or a message waits for."""
+        away = [link for link in self._order if link.phase is not Phase.READY and not link.is_lost]
+        noted = set(self.targets.values()) if away else set()
+        return sum(link.target in noted or link.rows > 0 or bool(link.alarm) for link in away)
+
+    @property
     def wants_places(self) -> bool:
         """Whether a target is not connected: it may listen at another address now."""
         return any(link.phase is not Phase.READY and not link.is_lost for link in self._order)

@@ -42,7 +42,7 @@ from delayd.errors import (
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.hour import NewPart
 from delayd.machine.alarms import DAMAGED_AGAIN_MS
-from delayd.machine.operating import LogLimit, Wait, WaitKind
+from delayd.machine.operating import LogLimit, Wait, WaitKind, counted
 from delayd.outcome import Outcome
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.heads import (
@@ -139,11 +139,12 @@ class Link:
             self.ask_first()
 
     def waits(self) -> Iterator[Wait]:
-        """List the rows that wait for this target while it is not connected, also those that it was sent in vain."""
+        """List what waits for this target while it is not connected."""
         if self.phase is Phase.READY or self.is_lost:
             return
-        rows = len(self.sender.waiting) + sum(len(sent.rows) for sent in self.sender.window.unacknowledged())
-        words = {"rows": f"{rows:,}", "target": f"{self.target:016x}"}
+        rows = self.rows
+        due = counted(rows, "due message|due messages") if rows else "what falls due"
+        words = {"due_messages": due, "target": f"{self.target:016x}"}
         if self.alarm:
             if isinstance(self.refusal, ORIGIN_REFUSALS):
                 kind = WaitKind.ROWS_TARGET_REFUSES
@@ -152,6 +153,11 @@ class Link:
             yield kind.wait(self.alarm, **words)
         elif rows:
             yield WaitKind.ROWS_TARGET_AWAY.wait(self._away or "it is being connected to", **words)
+
+    @property
+    def rows(self) -> int:
+        """How many rows wait for this target, also those that it was sent in vain."""
+        return len(self.sender.waiting) + sum(len(sent.rows) for sent in self.sender.window.unacknowledged())
 
     @property
     def holds_up(self) -> str:

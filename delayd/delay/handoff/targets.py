@@ -22,6 +22,7 @@ from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotRe
 from delayd.machine.alarms import FULL_AGAIN_MS
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
+from delayd.machine.operating import counted
 from delayd.machine.state import Pairs
 from delayd.wire.scheduling import TargetInfo
 
@@ -202,7 +203,8 @@ class Targets:
             self._dispatcher.links[log_id].sender.window.earlier_settled = True
             self._dispatcher.free(log_id)
             log.warning("target_freed target=%016x in_doubt=%d", log_id, rows)
-            done(f"target {log_id:016x} is given up; {rows:,} messages that it may hold are in doubt")
+            doubted = counted(rows, "message that it may hold is|messages that it may hold are")
+            done(f"target {log_id:016x} is given up; {doubted} in doubt")
 
         self._commit(self._words.free(log_id), freed)
 

@@ -117,7 +117,7 @@ def test_of_thousands_of_damaged_files_some_are_named_and_the_others_counted(
         path.write_bytes(b"x" * 100)
     ran = _audit(books)
     assert ran.code == 3
-    assert f"delayd: 1 more files are damaged; `delayd log verify --data {books.root}` names all\n" in ran.err
+    assert f"delayd: 1 more file is damaged; `delayd log verify --data {books.root}` names all\n" in ran.err
 
 
 def test_the_audit_in_spark_gets_the_same_terms_and_shows_the_same_report(books: Books) -> None:

@@ -37,7 +37,7 @@ def _steps(books: Books, *arguments: str) -> list[tuple[str, str]]:
 def test_a_key_follows_the_newest_message_and_says_how_many_had_it_before(books: Books) -> None:
     books.decide([1], Outcome.CANCELLED, Reason.REPLACED, other=2)
     ran = run("trace", "orders", "order-42", "--data", books.root, "--format", "json")
-    assert (ran.code, "1 earlier messages had this key" in ran.err) == (0, True)
+    assert (ran.code, "1 earlier message had this key" in ran.err) == (0, True)
     assert [row["step"] for row in json.loads(ran.out)] == ["accepted", "next"]
     assert "earlier" not in run("trace", "orders", "17", "--key", "--data", books.root).err
 

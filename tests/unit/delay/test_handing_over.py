@@ -17,6 +17,7 @@ from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import ANSWER, Frame, Head
 from delayd.wire.requests import RequestType
+from delayd.wire.status import read_waits
 from tests.worlds.delay import TARGET_IDS, World, wanted
 from tests.worlds.dispatch_batches import split
 from tests.worlds.files import FOLDER
@@ -295,6 +296,20 @@ def test_rule_H7_a_target_that_is_another_one_raises_an_alarm_until_it_listens_e
     assert state_of(world) == "ready" and not world.target_info()["alarm"]
     world.pass_ms(1_000)
     world.check_books()
+
+
+@pytest.mark.parametrize(
+    ("count", "what"), [(0, "what falls due"), (1, "1 due message"), (2_000, "2,000 due messages")]
+)
+def test_a_target_that_refuses_is_told_with_what_waits_for_it(count: int, what: str) -> None:
+    world = World.greeted()
+    world.cut(TARGET)
+    target_of(world).log_id = OTHER
+    if count:
+        world.send_due(count, "a")
+    world.pass_ms(1_000)
+    told = [wait.what for wait in read_waits(world.ask(RequestType.STATUS)[0], "waits")]
+    assert told == [f"{what} for realtime server {TARGET:016x}"]
 
 
 @pytest.mark.parametrize(

@@ -119,3 +119,22 @@ def test_rule_B1_new_subjects_are_refused_while_no_more_fit_and_known_ones_are_t
     assert any("subjects" in wait.what for wait in swept.core.standing.refuses())
     swept.checkpoint()
     assert send(swept, "d", [b"other"], 5 * HOUR_MS)
+
+
+def test_a_target_that_has_no_subject_any_more_is_not_away(swept: World) -> None:
+    world, target = swept, swept.target_of(b"near")
+
+    def away() -> int:
+        world.crash_target(target)
+        world.settle()
+        return world.status("targets_away")
+
+    assert send(world, "a", [b"near"], 1_000)
+    world.pass_ms(5_000)
+    assert away() == 1, "its subject is noted"
+    world.outside.targets[target].restart()
+    world.pass_ms(130_000)
+    assert not world.server.targets and away() == 0
+    assert send(world, "b", [b"near"], 0)
+    world.pass_ms(5_000)
+    assert world.status("targets_away") == 1, "a message waits for it"
