@@ -41,7 +41,7 @@ CODES = {
     16: "48s",
     17: "200s",
 }
-CODES |= {15: "q", 18: "I", 19: "Q"}
+CODES |= {14: "Q", 15: "q", 18: "I", 19: "Q"}
 OPTIONAL = {KEY_END, TAGS_END, BLOOM, HEADERS_END, ORDERING, EXPIRES}  # What a row may have in each of its batches.
 KINDS = {  # Bytes of the kind part, columns that a kind has, and those that it may have.
     PRODUCER: (24, {DUE, BODY_END}, {SUBJECT, FLAGS, ORIGIN, *OPTIONAL}),

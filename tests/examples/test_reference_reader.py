@@ -152,7 +152,10 @@ def test_what_real_servers_leave_is_sound_and_whole(tmp_path: Path) -> None:
             for number in range(300):
                 headers = {"n": str(number)} if number % 3 else None
                 subject, tags = f"orders{'.eu' * (number % 2)}", ["eu", "urgent"][number % 3 :]
-                producer.send(subject, b"x" * number, delay=timedelta(0), headers=headers, tags=tags)
+                line, ttl = ("a line", timedelta(days=1)) if number % 5 else (None, None)
+                producer.send(
+                    subject, b"x" * number, delay=timedelta(0), headers=headers, tags=tags, ordering_key=line, ttl=ttl
+                )
             producer.send_batch("orders", [b"far"] * 100, delay=timedelta(days=3), tags=["far"])
             day = timedelta(days=1)
             for on_conflict in ("reject", "keep", "replace"):
