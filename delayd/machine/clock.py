@@ -147,9 +147,8 @@ class JudgedClock:
         if wall_ms - expected_ms > JUMP_MS and not self._jump_lasted(wall_ms - expected_ms, boottime_ms):
             wall_ms = expected_ms
         else:
-            if self._jump is not None:
-                self._end_jump(self._jump, wall_ms)
-            elif expected_ms - wall_ms > JUMP_MS:
+            self._end_jump(expected_ms, wall_ms)
+            if expected_ms - wall_ms > JUMP_MS:
                 log.warning("clock_set_back by_ms=%d now_ms=%d", expected_ms - wall_ms, wall_ms)
             self._anchor = (wall_ms, boottime_ms)
         if wall_ms > self._latest_ms:
@@ -182,10 +181,10 @@ class JudgedClock:
 
     def trust(self) -> None:
         """Believe the wall clock as it stands, because an operator says so."""
+        expected_ms = self.now_ms()
         wall_ms = self._sources.wall_ms()
         self._anchor = (wall_ms, self._sources.boottime_ms())
-        if self._jump is not None:
-            self._end_jump(self._jump, wall_ms)
+        self._end_jump(expected_ms, wall_ms)
         self._believe_boot()
 
     def reference(self, ms: int, boot_mark: str = "") -> None:
@@ -213,10 +212,14 @@ class JudgedClock:
             log.info("clock_believed now_ms=%d", self._sources.wall_ms())
         self._booted_at_ms, self.in_boot_doubt = None, False
 
-    def _end_jump(self, doubt: _Doubt, wall_ms: int) -> None:
+    def _end_jump(self, expected_ms: int, wall_ms: int) -> None:
         """The wall clock is believed, where it is now: it stayed there, it was set back, or an operator said so."""
-        self._jump = None
-        self._gaps.append(ClockGap(IN_DOUBT, doubt.since_ms, wall_ms))
+        doubt, self._jump = self._jump, None
+        if doubt is None:
+            return
+        if wall_ms - expected_ms > JUMP_MS:
+            # What was due before the clock was set back was handed over in time. What falls due within a jump is late.
+            self._gaps.append(ClockGap(IN_DOUBT, doubt.since_ms, wall_ms))
         log.info("clock_believed now_ms=%d", wall_ms)
 
     def _jump_lasted(self, ahead_ms: int, boottime_ms: int) -> bool:

@@ -66,8 +66,8 @@ async def listen(endpoint: Endpoint, accept: Callable[[], asyncio.BufferedProtoc
         BadSetting: the endpoint can't be used.
     """
     if endpoint.is_inside:
-        own = inside.listen(endpoint.host, accept)
-        return Listening(endpoint._replace(port=own.port), [own])
+        own = inside.listen(endpoint, accept)
+        return Listening(own.endpoint, [own])
     loop = asyncio.get_running_loop()
     try:
         first = await loop.create_server(accept, endpoint.host, endpoint.port, backlog=ACCEPT_QUEUE)
@@ -77,10 +77,16 @@ async def listen(endpoint: Endpoint, accept: Callable[[], asyncio.BufferedProtoc
         why = error.strerror or str(error)
         raise BadSetting(f"{endpoint} can't be listened on ({why}); choose another host or port") from error
     listeners = [first]
-    for line in first.sockets:
-        # After a restart all clients come back and each asks for much, so turns are long; with one accept a turn the
-        # last client would wait too long.
-        for _ in range(ACCEPTS_A_TURN - 1):
-            again = socket.socket(fileno=os.dup(line.fileno()))
-            listeners.append(await loop.create_server(accept, sock=again, backlog=ACCEPT_QUEUE))
-    return Listening(endpoint._replace(port=first.sockets[0].getsockname()[1]), listeners)
+    listening = Listening(endpoint._replace(port=first.sockets[0].getsockname()[1]), listeners)
+    try:
+        for line in first.sockets:
+            # After a restart all clients come back and each asks for much, so turns are long; with one accept a turn
+            # the last client would wait too long.
+            for _ in range(ACCEPTS_A_TURN - 1):
+                again = socket.socket(fileno=os.dup(line.fileno()))
+                listeners.append(await loop.create_server(accept, sock=again, backlog=ACCEPT_QUEUE))
+    except OSError:
+        # Descriptors ran out. Nobody has this listener yet, so nobody else could free its port.
+        listening.close()
+        raise
+    return listening

@@ -42,9 +42,9 @@ def forget_host(host: str) -> None:
     _hosts.discard(host)
 
 
-def listen(host: str, accept: Callable[[], asyncio.BufferedProtocol]) -> Listener:
-    """Accept connections on the running loop, at a port of its own."""
-    return Listener(host, accept)
+def listen(endpoint: Endpoint, accept: Callable[[], asyncio.BufferedProtocol]) -> Listener:
+    """Accept connections on the running loop; for port 0 at the first port of the host that is free."""
+    return Listener(endpoint, accept)
 
 
 def connect(endpoint: Endpoint, protocol: asyncio.BufferedProtocol) -> None:
@@ -74,22 +74,27 @@ def abort(host: str) -> None:
         listener.abort()
 
 
+def _free_at(host: str) -> Endpoint:
+    # A process may make any number of connections and homes, but a port has 16 bits wherever an address is written.
+    return next(free for port in itertools.count(1) if (free := Endpoint(host, port)) not in _listeners)
+
+
 class Listener:
     """Where a server of this process accepts connections."""
 
-    def __init__(self, host: str, accept: Callable[[], asyncio.BufferedProtocol]) -> None:
+    def __init__(self, endpoint: Endpoint, accept: Callable[[], asyncio.BufferedProtocol]) -> None:
         self.pid = os.getpid()
-        self.host, self.port = host, next(_numbers)
         self._loop = asyncio.get_running_loop()
         self._accept = accept
         self._ends: WeakSet[InsideEnd] = WeakSet()
         with _lock:
-            _listeners[Endpoint(host, self.port)] = self
+            self.endpoint = endpoint if endpoint.port else _free_at(endpoint.host)
+            _listeners[self.endpoint] = self
 
     def close(self) -> None:
         """Accept no further connection."""
         with _lock:
-            _listeners.pop(Endpoint(self.host, self.port), None)
+            _listeners.pop(self.endpoint, None)
 
     def abort(self) -> None:
         """End every connection, when the server has failed; on its loop."""
@@ -104,7 +109,7 @@ class Listener:
         try:
             self._loop.call_soon_threadsafe(self._begin, mine)
         except RuntimeError as error:
-            raise ServerUnavailable(f"the server at {self.host}:{self.port} has ended; open its directory") from error
+            raise ServerUnavailable(f"the server at {self.endpoint} has ended; open its directory") from error
 
     def _begin(self, end: InsideEnd) -> None:
         self._ends.add(end)

@@ -150,6 +150,11 @@ def test_each_step_of_the_clock_that_is_not_small_is_told_in_the_log_once(caplog
     told()
     clock.trust()
     assert told() == [f"clock_believed now_ms={clock.now_ms()}"]
+    clock.step_wall(HOUR_MS)
+    told()
+    clock.step_wall(-3 * HOUR_MS)
+    now_ms = clock.now_ms()
+    assert told() == [f"clock_believed now_ms={now_ms}", f"clock_set_back by_ms={2 * HOUR_MS} now_ms={now_ms}"]
     booted = clock.reboot()
     booted.now_ms()
     booted.reference(booted.now_ms())
@@ -188,3 +193,13 @@ def test_a_stall_of_a_second_and_a_doubt_are_kept_over_restarts_to_explain_late_
     for _ in range(2 * GAPS_MAX):
         again.stood_still(1_000)
     assert len(again.restart_evidence().gaps) == GAPS_MAX
+
+
+@pytest.mark.parametrize("back_ms", [HOUR_MS, 2 * HOUR_MS])
+def test_a_doubt_that_ends_because_the_clock_was_set_back_kept_nothing_from_being_handed_over(back_ms: int) -> None:
+    clock = SimClock()
+    clock.step_wall(HOUR_MS)
+    clock.now_ms()
+    clock.advance(10_000)
+    clock.step_wall(-back_ms)
+    assert clock.confirmed and not clock.restart_evidence().gaps

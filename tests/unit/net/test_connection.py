@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import threading
 from concurrent.futures import Future
 
+import pytest
+
+from delayd.address import Endpoint
 from delayd.errors import (
     BadVersion,
     ConnectionLost,
@@ -15,6 +20,7 @@ from delayd.errors import (
     Stopping,
 )
 from delayd.net.connection import DEAD_PEER_MS, PROBE_AFTER_S, PROBE_EVERY_S, Connection
+from delayd.net.endpoint import listen
 from delayd.wire.frame import ANSWER, ERROR, Frame, Head, encode_frame
 from delayd.wire.requests import RequestType
 from tests.waiting import DEADLINE_S, until
@@ -309,3 +315,22 @@ def test_what_the_peer_says_of_the_whole_connection_is_raised_to_all_under_way()
 
     on_loop(lambda loopback: scenario(loopback, answered_before=False))
     on_loop(lambda loopback: scenario(loopback, answered_before=True))
+
+
+def test_a_server_that_runs_out_of_descriptors_while_it_begins_to_listen_leaves_its_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(loopback: Loopback) -> None:
+        def has_none(descriptor: int) -> int:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        with socket.create_server((HOST, 0)) as free:
+            place = Endpoint(HOST, free.getsockname()[1])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "dup", has_none)
+            with pytest.raises(OSError, match="Too many open files"):
+                await listen(place, Connection)
+        (await listen(place, Connection)).close()
+
+    # A uvloop that still listens does not end.
+    on_loop(scenario, asyncio.run)

@@ -1,11 +1,12 @@
 """Connections within one process: between loops of several threads, with the same promises as on a socket."""
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 
 import pytest
 
-from delayd.address import Endpoint
+from delayd.address import PORT_MAX, Endpoint
 from delayd.client.engine import LoopThread
 from delayd.errors import DelaydError, ServerUnavailable
 from delayd.net import inside
@@ -96,5 +97,27 @@ def test_the_host_of_another_process_is_refused_by_name() -> None:
     async def main() -> None:
         with pytest.raises(ServerUnavailable, match="in this process"):
             await connect(Endpoint("p1-1.inside.invalid", 1))
+
+    _run(main())
+
+
+def test_a_server_has_a_port_that_an_address_can_name_however_many_connections_its_process_has_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inside, "_numbers", itertools.count(PORT_MAX + 1))
+
+    async def main() -> None:
+        host = inside.new_host()
+        one, other = Server(_Echo()), Server(_Echo())
+        places = [await server.listen(Endpoint(host, 0)) for server in (one, other)]
+        assert places == [Endpoint(host, 1), Endpoint(host, 2)]
+        await one.close()
+        # Its next life is found where it was.
+        again = Server(_Echo())
+        assert await again.listen(places[0]) == places[0]
+        connection = await connect(places[0])
+        assert (await connection.request(20, {}, [b"x" * 8])).body == b"x" * 8
+        for server in (again, other):
+            await server.close()
 
     _run(main())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import time
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import pytest
 import uvloop
@@ -89,33 +91,62 @@ def test_an_expiry_that_another_callback_of_the_same_turn_takes_back_does_not_fi
     uvloop.run(scenario())
 
 
-def test_ticks_of_several_periods_come_in_one_turn_of_the_loop() -> None:
-    async def scenario() -> None:
-        loop, short, long = asyncio.get_running_loop(), list[float](), list[float]()
-        # The time of a loop stands still within a turn.
-        ticks = [Ticks(loop, 0.02, lambda: short.append(loop.time()))]
-        await asyncio.sleep(0.003)
-        ticks.append(Ticks(loop, 0.04, lambda: long.append(loop.time())))
-        await until(lambda: len(long) == 4, "ticks")
-        for each in ticks:
-            each.close()
-        assert set(long) <= set(short)
-        count = len(short)
-        await asyncio.sleep(0.05)
-        assert len(short) == count, "closed ticks do not come"
+class Planned:
+    """A loop whose time a test sets, and which calls when the test says so."""
 
-    uvloop.run(scenario())
+    def __init__(self) -> None:
+        self.now_s = 1_000.003
+        self.planned: list[tuple[float, Callable[[], object]]] = []
+
+    def ticks(self, every_s: float, callback: Callable[[], object]) -> Ticks:
+        return Ticks(cast("asyncio.AbstractEventLoop", self), every_s, callback)
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> _Handle:
+        self.planned.append((when, callback))
+        return _Handle(self, callback)
+
+    def call(self, late_s: float = 0.0) -> float:
+        """Call what is planned next; returns for when it was planned."""
+        (when, callback), *self.planned = sorted(self.planned, key=lambda each: each[0])
+        self.now_s = when + late_s
+        callback()
+        return when
 
 
-def test_ticks_that_passed_while_the_loop_stood_still_are_left_out() -> None:
-    async def scenario() -> None:
-        loop, came = asyncio.get_running_loop(), list[float]()
-        ticks = Ticks(loop, 0.02, lambda: came.append(time.monotonic()))
-        await until(lambda: bool(came), "a tick")
-        time.sleep(0.2)  # noqa: ASYNC251 (the loop is to stand still)
-        before = len(came)
-        await asyncio.sleep(0.01)
-        assert len(came) - before <= 2
-        ticks.close()
+class _Handle(NamedTuple):
+    loop: Planned
+    callback: Callable[[], object]
 
-    uvloop.run(scenario())
+    def cancel(self) -> None:
+        self.loop.planned = [each for each in self.loop.planned if each[1] != self.callback]
+
+
+def test_ticks_of_several_periods_are_planned_for_the_same_times() -> None:
+    loop, came = Planned(), list[str]()
+    short = loop.ticks(0.05, lambda: came.append("short"))
+    loop.now_s += 0.031
+    long = loop.ticks(0.1, lambda: came.append("long"))
+    times = [round(loop.call() * 1_000) for _ in range(6)]
+    assert times == [1_000_050, 1_000_100, 1_000_100, 1_000_150, 1_000_200, 1_000_200]
+    assert came.count("short") == 4 and came.count("long") == 2
+    for each in (short, long):
+        each.close()
+    assert not loop.planned, "closed ticks do not come"
+
+
+@pytest.mark.parametrize(
+    ("late_s", "next_ms"),
+    [(-0.001, 1_000_100), (0.0, 1_000_100), (0.049, 1_000_100), (0.05, 1_000_150), (0.17, 1_000_250)],
+    ids=["early", "in time", "late", "a period late", "three periods late"],
+)
+def test_a_tick_is_called_once_however_early_or_late_it_comes_and_none_is_made_up_for(
+    late_s: float, next_ms: int
+) -> None:
+    loop, came = Planned(), list[float]()
+    ticks = loop.ticks(0.05, lambda: came.append(ticks.due_s))
+    loop.call(late_s)
+    assert [round(due_s * 1_000) for due_s in came] == [next_ms]
+    assert round(loop.call() * 1_000) == next_ms
