@@ -120,9 +120,8 @@ class JudgedClock:
         self._jump: _Doubt | None = None
         self._latest_ms = wall_ms if previous is None else max(previous.latest_ms, previous.wall_ms)
         self.boot_mark = hashlib.sha256(self._boot_id.encode()).hexdigest()[:BOOT_MARK_DIGITS]
-        self._booted_at_ms: int | None = None
+        self._booted_at_ms: int | None = None  # Time since boot when this doubt began; None: there is none.
         self._previous: ClockEvidence | None = None  # The evidence from before this boot.
-        self.in_boot_doubt = False  # The machine was rebooted, and nothing has confirmed the clock since.
         self.earlier_until_ms: int | None = self._latest_ms
         self._gaps = deque(() if previous is None else previous.gaps, GAPS_MAX)
         if previous is not None:
@@ -133,7 +132,7 @@ class JudgedClock:
             if previous.boot_id == self._boot_id and previous.boottime_ms <= boottime_ms:
                 self._anchor = (previous.wall_ms, previous.boottime_ms)
             else:
-                self._booted_at_ms, self._previous, self.in_boot_doubt = boottime_ms, previous, True
+                self._booted_at_ms, self._previous = boottime_ms, previous
                 log.warning("clock_doubted reason='the machine was restarted' now_ms=%d", wall_ms)
 
     def now_ms(self) -> int:
@@ -142,8 +141,6 @@ class JudgedClock:
         wall_ms = self._sources.wall_ms()
         anchor_wall_ms, anchor_boottime_ms = self._anchor
         expected_ms = anchor_wall_ms + boottime_ms - anchor_boottime_ms
-        if self._booted_at_ms is not None and boottime_ms - self._booted_at_ms >= BELIEVED_AFTER_MS:
-            self._believe_boot()
         if wall_ms - expected_ms > JUMP_MS and not self._jump_lasted(wall_ms - expected_ms, boottime_ms):
             wall_ms = expected_ms
         else:
@@ -151,6 +148,8 @@ class JudgedClock:
             if expected_ms - wall_ms > JUMP_MS:
                 log.warning("clock_set_back by_ms=%d now_ms=%d", expected_ms - wall_ms, wall_ms)
             self._anchor = (wall_ms, boottime_ms)
+        if self._booted_at_ms is not None and boottime_ms - self._booted_at_ms >= BELIEVED_AFTER_MS:
+            self._believe_boot(wall_ms)
         if wall_ms > self._latest_ms:
             self._latest_ms = wall_ms
         return wall_ms
@@ -174,6 +173,11 @@ class JudgedClock:
             log.info("stood_still ms=%d", ms)
 
     @property
+    def in_boot_doubt(self) -> bool:
+        """Whether the machine was rebooted, and nothing has confirmed the clock since."""
+        return self._booted_at_ms is not None
+
+    @property
     def confirmed(self) -> bool:
         """Whether it is believed, by a fresh reading."""
         self.now_ms()
@@ -185,7 +189,7 @@ class JudgedClock:
         wall_ms = self._sources.wall_ms()
         self._anchor = (wall_ms, self._sources.boottime_ms())
         self._end_jump(expected_ms, wall_ms)
-        self._believe_boot()
+        self._believe_boot(wall_ms)
 
     def reference(self, ms: int, boot_mark: str = "") -> None:
         """Compare with another server's clock, of the boot ``boot_mark``; after a reboot, one within 5 s confirms this
@@ -195,8 +199,9 @@ class JudgedClock:
         """
         if boot_mark == self.boot_mark:
             return
-        if self._booted_at_ms is not None and abs(self._sources.wall_ms() - ms) <= JUMP_MS:
-            self._believe_boot()
+        wall_ms = self._sources.wall_ms()
+        if abs(wall_ms - ms) <= JUMP_MS:
+            self._believe_boot(wall_ms)
 
     def restart_evidence(self) -> ClockEvidence:
         """The evidence for the checkpoint file, to be given as ``previous`` at the next start."""
@@ -207,10 +212,13 @@ class JudgedClock:
             return replace(self._previous, gaps=tuple(self._gaps))
         return ClockEvidence(self._boot_id, boottime_ms, now_ms, self._latest_ms, tuple(self._gaps))
 
-    def _believe_boot(self) -> None:
-        if self.in_boot_doubt:
-            log.info("clock_believed now_ms=%d", self._sources.wall_ms())
-        self._booted_at_ms, self.in_boot_doubt = None, False
+    def _believe_boot(self, now_ms: int) -> None:
+        if self._booted_at_ms is None:
+            return
+        doubted_ms = self._sources.boottime_ms() - self._booted_at_ms
+        self._gaps.append(ClockGap(IN_DOUBT, now_ms - doubted_ms, now_ms))
+        self._booted_at_ms = None
+        log.info("clock_believed now_ms=%d", now_ms)
 
     def _end_jump(self, expected_ms: int, wall_ms: int) -> None:
         """The wall clock is believed, where it is now: it stayed there, it was set back, or an operator said so."""

@@ -203,3 +203,18 @@ def test_a_doubt_that_ends_because_the_clock_was_set_back_kept_nothing_from_bein
     clock.advance(10_000)
     clock.step_wall(-back_ms)
     assert clock.confirmed and not clock.restart_evidence().gaps
+
+
+@pytest.mark.parametrize("ended_by", ["time", "another machine", "an operator"])
+def test_a_doubt_after_a_boot_is_kept_too_for_nothing_is_handed_over_meanwhile(ended_by: str) -> None:
+    clock = SimClock().reboot(off_ms=HOUR_MS)
+    clock.step_wall(-60_000)  # Its first reading of this boot was wrong.
+    clock.advance(BELIEVED_AFTER_MS)
+    until_ms = START_MS + HOUR_MS - 60_000 + BELIEVED_AFTER_MS
+    if ended_by == "another machine":
+        clock.reference(until_ms)
+    elif ended_by == "an operator":
+        clock.trust()
+    for _ in range(2):
+        assert clock.confirmed
+        assert list(clock.restart_evidence().gaps) == [("clock in doubt", until_ms - BELIEVED_AFTER_MS, until_ms)]
