@@ -134,11 +134,12 @@ class Lives:
         self._end, self._fail = end, fail
         self._over = asyncio.Event()  # No further life begins.
         self._change: asyncio.Task[None] | None = None
+        self._why = ""  # Why the present life is to end; empty: it is not.
 
     def begin_anew(self, why: str) -> None:
-        """End the present life, and begin the next one at the same address."""
+        """End the present life, and begin the next one at the same address. A life may ask for it while it begins."""
+        self._why = self._why or why
         if self._change is None and not self._over.is_set():
-            log.warning("begins_anew reason=%r", why)
             self._change = asyncio.get_running_loop().create_task(self._live_again())
             self._change.add_done_callback(self.surface)
 
@@ -154,9 +155,12 @@ class Lives:
             self._fail(error)
 
     async def _live_again(self) -> None:
-        await self._end()
-        if await open_when_whole(self._service, self._role, self._folder, self._over, log.critical):
-            await self._service.start()
+        while self._why and not self._over.is_set():
+            log.warning("begins_anew reason=%r", self._why)
+            await self._end()
+            self._why = ""
+            if await open_when_whole(self._service, self._role, self._folder, self._over, log.critical):
+                await self._service.start()
         self._change = None
 
 
