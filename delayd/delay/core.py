@@ -83,6 +83,8 @@ class DelayCore:
         """
         for link in self.handoff.dispatcher.links.values():
             link.ask_first()
+        # Nobody waits for that: requests are refused until meta has taken this directory, and the next commit is behind
+        # the jump in any case.
         self.logs.intake.jump(_nobody_waits)
 
     # Requests.
@@ -366,7 +368,7 @@ class DelayCore:
 
 
 def _nobody_waits() -> None:
-    """Requests are refused until meta has taken this directory; the next commit is behind the jump in any case."""
+    """Called when a jump is durable, or a checkpoint is published, after which this core has nothing to do."""
 
 
 class StopSteps:

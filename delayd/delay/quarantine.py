@@ -170,7 +170,7 @@ LogWord = Callable[[bytes, Callable[[], None], Callable[[DiskFull], None]], None
 
 
 class OperatorWords:
-    """Words of operators about entries of the quarantine; ``acts`` has for each kind who carries them out."""
+    """Words of operators about entries of the quarantine; ``acts`` has the function that carries them out, by kind."""
 
     def __init__(
         self,

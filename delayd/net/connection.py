@@ -244,9 +244,8 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def leave(self) -> None:
-        """End the connection of a server that stops. The peer hears `Stopping`: nothing that is not answered was begun.
-
-        Unless it has a request that was begun: nobody knows what becomes of that.
+        """End the connection of a server that stops. The peer hears `Stopping`, which says that nothing without an
+        answer was begun. It does not hear it when a request was begun, because nobody knows what becomes of that one.
         """
         if self._asked or not self.is_open or self._transport is None:
             self.close()

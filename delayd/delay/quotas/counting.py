@@ -7,9 +7,9 @@ A counting reads the logs on the worker thread and in pieces. What it reads was 
 2. The dispatch logs of the hours in which rows were found have their outcomes; decisions may be ahead of them.
 3. The other rows are pending.
 
-From then on the loop holds them, 20 bytes each, in blocks that rise. A block has at most
-BLOCK_ROWS rows, because the loop waits while two are merged; 150 blocks are 20 million rows. Invariant: a row that was
-taken off is found no more. An example, with blocks of at most 8 rows:
+From then on the loop holds them, 20 bytes each, in blocks whose rows rise. A block has at most BLOCK_ROWS rows, because
+the loop waits while two are merged; 150 blocks are 20 million rows. Invariant: a row that was taken off is found no
+more. An example, with blocks of at most 8 rows:
 
 1. The sequences 1 3 5 7 8 9 10 11 are here. 12 and 13 come: 1 3 5 7 8 9 10 11 | 12 13.
 2. A counting has found 2 and 6, which are older: 1 3 5 7 8 9 10 11 | 2 6 12 13.
