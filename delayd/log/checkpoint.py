@@ -103,7 +103,7 @@ def read_checkpoint(disk: Disk, folder: str, log_id: int | None = None) -> Paylo
 
 
 def gaps_of(payload: Payload) -> tuple[ClockGap, ...]:
-    """The times in which its server handed over nothing that was due; none in a file of an earlier delayd."""
+    """When its server stood still, or doubted its clock; none in a file of an earlier delayd."""
     listed = payload.get("gaps")
     found = [gap for gap in listed if isinstance(gap, list) and len(gap) == 3] if isinstance(listed, list) else []
     return tuple(ClockGap(str(what), int(str(from_ms)), int(str(until_ms))) for what, from_ms, until_ms in found)

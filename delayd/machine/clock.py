@@ -74,7 +74,7 @@ class ClockSources:
 
 
 class ClockGap(NamedTuple):
-    """A time in which a server handed over nothing that was due then: why a message was late."""
+    """A time in which a server did nothing, or doubted its clock: why a message may be late."""
 
     what: str  # STOOD_STILL or IN_DOUBT.
     from_ms: int  # By the judged clock, as all instants of a server are.

@@ -31,6 +31,7 @@ from delayd.log.hour import decode_outcomes, dispatch_path, schedule_path
 from delayd.log.log import LogPlace
 from delayd.log.pull import PullEntry, PullOp, decode_entries, decode_rows
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
+from delayd.machine.clock import STOOD_STILL
 from delayd.machine.disk import Disk
 from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
@@ -310,7 +311,9 @@ def _add_gaps(disk: Disk, server: Directory, found: Trace, from_ms: int, until_m
         found.unseen.append(f"whether the {server.role} server {server.log_id:016x} stood still: {error.message}")
         return
     for gap in gaps:
-        if gap.from_ms < until_ms and gap.until_ms > from_ms:
+        # A realtime server takes messages also while it doubts its clock.
+        kept = gap.what == STOOD_STILL or server.role == Role.DELAY
+        if kept and gap.from_ms < until_ms and gap.until_ms > from_ms:
             later = (at for at, step in enumerate(found.steps) if step.at_ms is not None and step.at_ms > gap.from_ms)
             detail = f"the {server.role} server {server.log_id:016x}, for {gap.until_ms - gap.from_ms} ms"
             step = Step(gap.what, gap.from_ms, f"{server.path}/{CHECKPOINT}", position, detail)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import delayd
+from delayd.log.checkpoint import CheckpointFile, read_checkpoint
 from delayd.outcome import Outcome, Reason
-from tests.books import HOUR_MS, START_MS, Books
+from tests.books import DELAY_ID, HOUR_MS, REALTIME_ID, START_MS, Books
 from tests.waiting import wait_until
 
 from .runner import run
@@ -55,6 +56,23 @@ def test_a_rejected_message_never_took_the_key(books: Books) -> None:
     assert [name for name, _ in _steps(books, "orders", "order-42")] == ["accepted", "filed", "next"]
     steps = _steps(books, "orders", "2")
     assert steps[1][0] == "rejected" and "because of sequence 1" in steps[1][1]
+
+
+@pytest.mark.parametrize("what", ["stood still", "clock in doubt"])
+@pytest.mark.parametrize("server", ["delay", "realtime"])
+def test_a_gap_is_told_where_it_kept_the_message_from_being_handed_over(books: Books, server: str, what: str) -> None:
+    due_ms = START_MS + 5
+    books.checkpoint()
+    books.hand_over([3], claimed_ms=due_ms + 5_000)
+    folder, log_id = (books.delay, DELAY_ID) if server == "delay" else (books.realtime, REALTIME_ID)
+    payload = read_checkpoint(books.disk, folder) or {"indexed_offset": books.target.durable}
+    file = CheckpointFile(books.disk, folder, log_id)
+    file.publish({**payload, "gaps": [[what, due_ms - 1, due_ms + HOUR_MS], [what, 1, due_ms]]}, START_MS)
+    file.close()
+    steps = [name for name, _ in _steps(books, "orders", "3")]
+    # A realtime server takes messages also while it doubts its clock.
+    told = steps.count(what)
+    assert told == (0 if (server, what) == ("realtime", "clock in doubt") else 1), steps
 
 
 TOKEN = delayd.Receipt(delayd.LogId(7), 42, START_MS, START_MS, False, False).token
