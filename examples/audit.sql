@@ -8,7 +8,7 @@
 
 create view accepted as from 'accepted.parquet';
 create view decision as from 'decision.parquet';
-create view schedule as from 'schedule.parquet';
+create view schedule as from read_parquet('schedule.parquet', file_row_number = true);
 create view dispatch as from 'dispatch.parquet';
 create view message as from 'message.parquet';
 create view span as from 'span.parquet';
@@ -19,14 +19,15 @@ create view skipped as from 'skipped.parquet';
 create view hour as from 'hour.parquet';
 create view fault as from 'fault.parquet';
 
--- Up to when what fell due was settled, for the subject or for all others.
+-- Up to when what fell due was settled, for the subject or for all others. A row that stands twice is compared with the
+-- other logs once, as its first copy has it.
 create view scheduled as
 select
     s.*,
     greatest(s.deliver_at_ms, coalesce(s.appended_at_ms, 0)) as due_from_ms,
     coalesce(own.since_ms, common.since_ms) as since_ms,
     coalesce(own.until_ms, common.until_ms) as until_ms,
-    row_number() over (partition by s.log_id, s.hour, s.sequence) as copy,
+    row_number() over (partition by s.log_id, s.hour, s.sequence order by s.file_row_number) as copy,
     count(*) over (partition by s.log_id, s.hour, s.sequence) as copies
 from schedule s
 join span common on common.log_id = s.log_id and common.subject is null
@@ -130,11 +131,11 @@ with judged_rows as (
             where k.log_id = s.log_id and s.sequence >= k.first_sequence and s.sequence < k.first_sequence + k.count
         ) as never,
         exists (from accepted a where (a.log_id, a.hour, a.sequence) = (s.log_id, s.hour, s.sequence)) as is_accepted
-    from schedule s
+    from scheduled s
     join server v using (log_id)
     where s.filed
 )
-select *, not never and not is_accepted and first_sequence > 0 and sequence >= first_sequence as elsewhere
+select *, copy = 1 and not never and not is_accepted and first_sequence > 0 and sequence >= first_sequence as elsewhere
 from judged_rows;
 
 -- CANCELLED rows, and what the message log decided of them: where it keeps the message, it keeps the decision.
@@ -153,9 +154,9 @@ select
     coalesce(s.labels_hash, 0) as s_labels, coalesce(a.labels_hash, 0) as a_labels,
     s.deliver_at_ms as s_due_ms, s.subject as s_subject, s.body_bytes as s_body_bytes, coalesce(s.content_hash, 0) as s_content,
     a.deliver_at_ms as a_due_ms, a.subject as a_subject, a.body_bytes as a_body_bytes, coalesce(a.content_hash, 0) as a_content
-from schedule s
+from scheduled s
 join accepted a using (log_id, hour, sequence)
-where s.filed;
+where s.filed and s.copy = 1;
 
 create temp table findings as
 with once as (from judged where outcomes = 1 and places = 1)
@@ -222,7 +223,8 @@ union all
 select log_id, hour, sequence, 'MISMATCH', 'content, by the target' from judged
 where places > 0 and stored_content <> coalesce(content_hash, 0)
 union all
-select log_id, hour, sequence, 'MISMATCH', 'content left out' from judged where left_out and without_word
+select log_id, hour, sequence, 'MISMATCH', 'content left out' from judged
+where left_out and without_word and copy = 1
 union all
 select log_id, hour, sequence, 'LATE', 'late' from judged, terms where late_ms > terms.late_ms_limit
 union all

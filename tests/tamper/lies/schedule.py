@@ -73,8 +73,22 @@ def schedule_lies() -> Told:
         partial(edit_schedule, which="pending", change=lambda rows: [rows[0], *rows]),
         "DUPLICATE CONSERVATION",
     )
+    for name in ("has a longer body", "has a key", "is due later"):
+        edit = edits[name][0]
+        for which in ("pending", "sealed"):
+            yield (
+                f"a {which} message is in its hour twice, and the second one {name}",
+                partial(edit_schedule, which=which, change=partial(_twice, edit=edit)),
+                "DUPLICATE CONSERVATION",
+            )
+            yield (
+                f"a {which} message is in its hour twice, and the first one {name}",
+                partial(edit_schedule, which=which, change=partial(_twice, edit=edit, first=True)),
+                "DUPLICATE CONSERVATION",
+            )
     yield "a message is invented", partial(edit_schedule, which="pending", change=_invent), "ORPHAN CONSERVATION"
     yield "a message is filed in two hours", _file_twice, "MISMATCH CONSERVATION"
+    yield "a message is filed twice in another hour", partial(_file_twice, times=2), "DUPLICATE CONSERVATION"
     yield "a message is moved to another hour", _move, "MISMATCH LOST"
     yield "an hour's file says that it is of another hour", _other_hour, "DAMAGE MISMATCH"
     yield "a batch names a range above the replay offset", partial(_edit_range, by=1 << 40), "CONSERVATION LOST"
@@ -129,6 +143,12 @@ def edit_schedule(liar: Liar, which: str, change: Callable[[list[Row]], list[Row
         seal_anew(liar)
 
 
+def _twice(rows: list[Row], edit: Callable[[Row], Row], *, first: bool = False) -> list[Row]:
+    """The first row stands there twice; one of the two is edited."""
+    pair = [edit(rows[0]), rows[0]] if first else [rows[0], edit(rows[0])]
+    return [*pair, *rows[1:]]
+
+
 def _left_out(row: Row) -> Row:
     return replace(row, body=b"", left_out=len(row.body))
 
@@ -148,10 +168,10 @@ def rows_in(liar: Liar, hour: int) -> list[Row]:
     ]
 
 
-def _file_twice(liar: Liar) -> None:
+def _file_twice(liar: Liar, times: int = 1) -> None:
     one, other = pending_pair(liar)
-    extra = rows_in(liar, one)[0]
-    liar.edit_schedule(other, lambda rows: [*rows, extra])
+    extra = rows_in(liar, one)[:1] * times
+    liar.edit_schedule(other, lambda rows: [*rows, *extra])
 
 
 def _move(liar: Liar) -> None:
