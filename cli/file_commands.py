@@ -267,19 +267,18 @@ STEP_COLUMNS = columns("step at_ms:instant late_ms:duration detail byte:name,spa
 def trace(subject: str, which: str, is_key: bool, server: int | None, data: str, form: str) -> None:
     """Follow one message through all logs.
 
-    A RECEIPT names the sequence and the delay server. With a KEY the newest message that took it is followed; one that
-    looks like a mistyped receipt is refused without --key. The steps
-    are `accepted`, `filed`, `due` (the instant that was wished), `claimed` (the message was due and is handed over),
-    `appended` by the realtime server, `indexed`, and for each group `pulled` and then `acknowledged`, `given back`,
-    `returned` or `lapsed`. In place of `claimed` there may be another outcome, such as `cancelled` or `expired`; or
-    `moved` or `replaced`, and then the steps of the message in its place; or `drained`, and then the steps of the
-    message at the delay server that took it, when its directory is in DIR. A message that a group gave back is
-    `retried` (it comes again later) or `rejected` (it is a dead letter), and then come the steps of its next life. Each
-    step has the file and the byte where it stands. The last row says what the message waits for. stderr says what could
-    not be seen.
-    `stood still` and `clock in doubt` say what kept its server from handing it over, from the next checkpoint on.
-    `late` of `claimed` and `appended` is measured from the later of due and accepted. docs/operations.md, "Why was it
-    late?", goes from a late step to its cause.
+    A RECEIPT names the sequence and the delay server. With a KEY the newest message that took it is followed; one
+    that looks like a mistyped receipt is refused without --key. The steps are `accepted`, `filed`, `due` (the
+    instant that was wished), `claimed` (the message was due and is handed over), `appended` by the realtime server,
+    `indexed`, and for each group `pulled` and then `acknowledged`, `given back`, `returned`, `lapsed` or `let go`
+    (the group was moved or deleted). In place of `claimed` there may be another outcome, such as `cancelled` or
+    `expired`; or `moved` or `replaced`, and then the steps of the message in its place; or `drained`, and then the
+    steps of the message at the delay server that took it, when its directory is in DIR. A message that a group gave
+    back is `retried` (it comes again later) or `rejected` (it is a dead letter), and then come the steps of its
+    next life. Each step has the file and the byte where it stands. The last row says what the message waits for.
+    stderr says what could not be seen. `stood still` and `clock in doubt` say what kept its server from handing it
+    over, from the next checkpoint on. `late` of `claimed` and `appended` is measured from the later of due and
+    accepted. docs/operations.md, "Why was it late?", goes from a late step to its cause.
 
     $ delayd trace orders.cancel 4711 --data /var/lib/delayd
     $ delayd trace orders.cancel 3kj...
