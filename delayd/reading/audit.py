@@ -141,7 +141,7 @@ def audit_hour(
         books.find()
         table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
         if len(books.found) > 1:
-            table = table[np.lexsort((table["reason"], table["kind"], table["sequence"]))]
+            table = table[np.lexsort((table["cause"], table["kind"], table["sequence"]))]
         subjects = (*schedule.subjects, *realtime.subjects, "", *(accepted.rows.subjects if accepted else ()))
         found.append((Findings(origin_log_id, hour, table, subjects), books.summary(origin_log_id, table)))
     return join_findings([each for each, _ in found]), join_parts([each for _, each in found])
@@ -486,12 +486,12 @@ class _Comparison:
         same_target = part["target_log_id"] == batch_target
         self._note(Cause.OTHER_TARGET, both & ~same_target, part["target_log_id"], batch_target)
         both &= same_target
-        for reason, own, theirs in (
+        for cause, own, theirs in (
             (Cause.OTHER_OFFSET, "target_offset", "offset"),
             (Cause.OTHER_CLAIM, "claimed_at_ms", "claimed_at_ms"),
             (Cause.OTHER_APPEND, "target_appended_at_ms", "appended_at_ms"),
         ):
-            self._differ_from_first(reason, part[own], batch[theirs], both)
+            self._differ_from_first(cause, part[own], batch[theirs], both)
         differs = both & ((part["epoch"] != batch["epoch"]) | (part["batch_id"] != batch["batch_id"]))
         self._note(Cause.OTHER_BATCH, differs, part["batch_id"], batch["batch_id"])
 
@@ -507,24 +507,24 @@ class _Comparison:
         late_ms: Int64s = np.where(proved, last - self._classes.due_from_ms, 0)
         return late_ms
 
-    def _differ_from_first(self, reason: Cause, value: Numbers, other: Numbers, judged: Mask) -> None:
+    def _differ_from_first(self, cause: Cause, value: Numbers, other: Numbers, judged: Mask) -> None:
         """Note the rows of which two logs differ; ``judged`` marks those that both have."""
         differs = np.not_equal(value, other)
         if differs.any():
-            self._note(reason, differs & judged, value, other)
+            self._note(cause, differs & judged, value, other)
 
-    def _note(self, reason: Cause, which: NDArray[np.generic], value: Numbers, other: Numbers = 0) -> None:
+    def _note(self, cause: Cause, which: NDArray[np.generic], value: Numbers, other: Numbers = 0) -> None:
         """Add a finding for each scheduled row that a mask or an index array picks."""
         rows = np.flatnonzero(which) if which.dtype == bool else which
         schedule = self._schedule
         self._add(
-            *(reason, schedule.sequence[rows], schedule.deliver_at_ms[rows], schedule.subject[rows]),
+            *(cause, schedule.sequence[rows], schedule.deliver_at_ms[rows], schedule.subject[rows]),
             *(number if isinstance(number, int) else number[rows] for number in (value, other)),
         )
 
     def _add(
         self,
-        reason: Cause,
+        cause: Cause,
         sequence: UInt64s,
         deliver_at_ms: Int64s,
         subject: Numbers,
@@ -534,7 +534,7 @@ class _Comparison:
         if not len(sequence):
             return
         rows = np.zeros(len(sequence), FINDING)
-        rows["kind"], rows["reason"] = KINDS[reason], reason
+        rows["kind"], rows["cause"] = KINDS[cause], cause
         rows["sequence"], rows["deliver_at_ms"], rows["subject"] = sequence, deliver_at_ms, subject
         rows["value"], rows["other"] = value, other
         self.found.append(rows)

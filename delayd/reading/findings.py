@@ -35,7 +35,7 @@ from delayd.secret import Secret
 FINDING = np.dtype(
     [
         ("kind", "u1"),
-        ("reason", "u1"),
+        ("cause", "u1"),
         ("reserved", "<u2"),
         ("subject", "<u4"),
         ("sequence", "<u8"),
@@ -45,7 +45,7 @@ FINDING = np.dtype(
     ]
 )
 HEAD = struct.Struct("<QII")  # log_id, hour, rows.
-ORDER = ("sequence", "kind", "reason", "deliver_at_ms", "value", "other", "subject")
+ORDER = ("sequence", "kind", "cause", "deliver_at_ms", "value", "other", "subject")
 STEPS_PER_OCTAVE = 16
 MS_MAX = 1 << 41  # 70 years; larger values are counted in the last step.
 QUANTILES = (0.5, 0.99, 0.999)
@@ -172,7 +172,7 @@ SENTENCES: Mapping[FindingKind, Mapping[Cause, str]] = {
         Cause.COUNTED: "the checkpoint counts {value} messages in the hour, its schedule log holds {other}",
     },
 }
-KINDS = {reason: kind for kind, sentences in SENTENCES.items() for reason in sentences}
+KINDS = {cause: kind for kind, sentences in SENTENCES.items() for cause in sentences}
 
 
 class Finding(NamedTuple):
@@ -217,7 +217,7 @@ class Findings:
         names = sorted(set(own))
         number_of = {name: number for number, name in enumerate(names)}
         rows = found.copy()
-        rows["value"][rows["reason"] == Cause.NO_OUTCOME] = 0  # For how long it waited: more in each audit.
+        rows["value"][rows["cause"] == Cause.NO_OUTCOME] = 0  # For how long it waited: more in each audit.
         rows["subject"] = np.array([number_of[name] for name in own], np.uint32)[subject]
         rows = rows[np.lexsort([rows[name] for name in reversed(ORDER)])]
         digest = hashlib.sha256(HEAD.pack(self.log_id, self.hour, len(rows)))
@@ -235,7 +235,7 @@ class Findings:
 
     def _finding(self, row: np.void) -> Finding:
         kind = FindingKind(row["kind"])
-        detail = SENTENCES[kind][Cause(row["reason"])].format(value=int(row["value"]), other=int(row["other"]))
+        detail = SENTENCES[kind][Cause(row["cause"])].format(value=int(row["value"]), other=int(row["other"]))
         numbers = int(row["sequence"]), int(row["deliver_at_ms"]), self.subjects[row["subject"]]
         return Finding(self.hour, kind, *numbers, detail, self.log_id)
 
@@ -251,7 +251,7 @@ def join_findings(parts: Sequence[Findings]) -> Findings:
         tables.append(table)
         subjects += part.subjects
     joined = np.concatenate(tables)
-    joined = joined[np.lexsort((joined["reason"], joined["kind"], joined["sequence"]))]
+    joined = joined[np.lexsort((joined["cause"], joined["kind"], joined["sequence"]))]
     return Findings(parts[0].log_id, parts[0].hour, joined, tuple(subjects))
 
 

@@ -25,7 +25,7 @@ from delayd.secret import Secret
 from tests.books import DELAY_ID, HOUR
 
 Row = tuple[int, int, int, int, int, int, int]
-"""Kind, reason, subject, sequence, due instant, value, other."""
+"""Kind, cause, subject, sequence, due instant, value, other."""
 LOST: Row = (FindingKind.LOST, Cause.NOT_AT_TARGET, 1, 7, 1_000, 5, 0)
 NO_OUTCOME: Row = (FindingKind.LOST, Cause.NO_OUTCOME, 0, 8, 2_000, 60_000, 0)
 ORPHAN: Row = (FindingKind.ORPHAN, Cause.TARGET_UNSCHEDULED, 0, 9, 3_000, 1 << 63, 4)
@@ -34,8 +34,8 @@ LATE: Row = (FindingKind.LATE, Cause.LATE, 0, 7, 1_000, 1_500, 0)
 
 def findings(rows: Sequence[Row], subjects: Sequence[str] = ("orders", "bills"), log_id: int = DELAY_ID) -> Findings:
     table = np.zeros(len(rows), FINDING)
-    for number, (kind, reason, subject, sequence, due_ms, value, other) in enumerate(rows):
-        table[number] = (kind, reason, 0, subject, sequence, due_ms, value, other)
+    for number, (kind, cause, subject, sequence, due_ms, value, other) in enumerate(rows):
+        table[number] = (kind, cause, 0, subject, sequence, due_ms, value, other)
     return Findings(log_id, HOUR, table, tuple(subjects))
 
 
