@@ -3,8 +3,8 @@
 One thread appends and flushes; any thread reads the durable part. A `LogWatch` notices files that someone removes,
 replaces or cuts under a running server, and tries files again that a start left out (rule L10). An open descriptor
 reads a removed file to its end, so nothing is lost until the process ends: a server keeps the file open that it appends
-to, and the ones that it used last (`delayd.open_files`). New groups go to another file, and the server is told, so that
-it can write elsewhere what the file held.
+to, and the ones that it used last (`delayd.machine.open_files`). New groups go to another file, and the server is told,
+so that it can write elsewhere what the file held.
 
 An example, with segments of 1,000 bytes. Groups of 600 bytes are appended at the offsets 0 and 600: the segment had
 room when the second one came, and ends at 1,200. The third one rolls to ``00000000000000001200.log``. Its byte at the
