@@ -122,7 +122,7 @@ class Guard:
                 f"the proof is wrong: the peer's secret is not the one of this {self._role} server; copy the file "
                 f"{os.path.basename(self._secret.path)} from the machine of the meta server"
             )
-        check_cluster(need_u64(head, "cluster_id"), exchange.cluster_id, f"this {self._role} server")
+        check_cluster(exchange.cluster_id, need_u64(head, "cluster_id"), f"this {self._role} server")
         connection.trusted = True
 
 
@@ -155,12 +155,12 @@ async def prove(connection: Connection, secret: Secret, cluster_id: int, timeout
     return Proved(role, log_id, exchange.cluster_id)
 
 
-def check_cluster(theirs: int, ours: int, who: str) -> None:
-    """Refuse two ids that are both known and differ. Raises WrongCluster."""
-    if theirs and ours and theirs != ours:
+def check_cluster(its: int, peers: int, who: str) -> None:
+    """Refuse the ids of `who` and of its peer when both are known and differ. Raises WrongCluster."""
+    if its and peers and its != peers:
         raise WrongCluster(
-            f"{who} and its peer belong to two clusters, {theirs:016x} and {ours:016x}; give the address of the right "
-            "meta server, and do not mix data directories of two clusters"
+            f"{who} is of cluster {its:016x}, and its peer of {peers:016x}; give the address of the right meta server, "
+            "and do not mix data directories of two clusters"
         )
 
 

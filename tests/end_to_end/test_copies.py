@@ -278,7 +278,7 @@ def test_rule_H8_a_new_meta_is_refused_until_it_takes_the_place_of_the_lost_one_
         logged(production.realtime, "code=wrong_cluster")
         production.meta.kill()
         shutil.rmtree(data / "meta")
-        (ours,) = set(re.findall(r"joined cluster_id=([0-9a-f]{16})", production.delay.log))
+        (ours,) = set(re.findall(r"is of cluster [0-9a-f]{16}, and its peer of ([0-9a-f]{16})", production.delay.log))
         with ServerProcess("meta", data, {**META, "cluster_id": ours}) as meta:
             for server in (production.delay, production.realtime):
                 server.kill()
