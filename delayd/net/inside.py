@@ -156,9 +156,11 @@ class InsideEnd(asyncio.Transport):
         if self._closing or other is None:
             return
         if other._closing:
-            # Nobody takes these bytes any more, as a socket would say at the next write.
-            self._closing = True
-            self._loop.call_soon(self._lose, ConnectionResetError("the other end is closed"))
+            # Nobody takes these bytes any more. An end that reads hears so behind all that was written to it, which may
+            # be a last word; one that does not read would never hear it.
+            if not self._reading:
+                self._closing = True
+                self._loop.call_soon(self._lose, ConnectionResetError("the other end is closed"))
             return
         for data in list_of_data:
             view = memoryview(data)

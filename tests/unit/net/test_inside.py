@@ -8,7 +8,7 @@ import pytest
 
 from delayd.address import PORT_MAX, Endpoint
 from delayd.client.engine import LoopThread
-from delayd.errors import DelaydError, ServerUnavailable
+from delayd.errors import ConnectionLost, DelaydError, ServerUnavailable, Stopping
 from delayd.net import inside
 from delayd.net.connection import Connection, connect
 from delayd.net.server import Server
@@ -119,5 +119,37 @@ def test_a_server_has_a_port_that_an_address_can_name_however_many_connections_i
         assert (await connection.request(20, {}, [b"x" * 8])).body == b"x" * 8
         for server in (again, other):
             await server.close()
+
+    _run(main())
+
+
+def test_the_last_word_of_a_server_that_stops_reaches_a_client_that_writes_before_it_reads() -> None:
+    async def main() -> None:
+        server = Server(_Echo())
+        client = await connect(await server.listen(Endpoint(inside.new_host(), 0)))
+        await client.request(20, {})
+        closing = asyncio.create_task(server.close())
+        await asyncio.sleep(0)
+        answers: list[Frame | DelaydError] = []
+        for _ in range(2):
+            client.call(20, {}, [], answers.append, now=True)
+        await client.closed
+        await closing
+        assert len(answers) == 2 and all(isinstance(answer, Stopping) for answer in answers), answers
+
+    _run(main())
+
+
+def test_an_end_that_does_not_read_hears_from_its_next_write_that_the_other_one_is_gone() -> None:
+    aside = _Aside()
+
+    async def main() -> None:
+        client = await connect(Endpoint(aside.host, aside.port))
+        client._stop_reading()
+        aside.close()
+        answer = client.request(20, {})
+        with pytest.raises(ConnectionLost):
+            await answer
+        await client.closed
 
     _run(main())
