@@ -2,6 +2,6 @@
 
 A map, from the outside in.
 
-    job         the program ``delayd spark-audit``, and the Spark session
+    session     the program ``delayd spark-audit``, and the Spark session
     audit       the pure audit of `delayd.reading`, some hours a task; ``spark.read.format("delayd")``
 """

@@ -35,7 +35,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.reading.plan",
         "delayd.secret",
         "spark.audit",
-        "spark.job",
+        "spark.session",
     ),
     "conformance": (
         "delayd.client.admin",
@@ -139,7 +139,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.log.segment",
         "delayd.reading.books",
         "delayd.reading.verify",
-        "spark.job",
+        "spark.session",
     ),
     "faults": (
         "delayd.hours",
@@ -349,7 +349,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.reading.seals",
         "delayd.reading.tables",
         "spark.audit",
-        "spark.job",
+        "spark.session",
     ),
     "tamper": (
         "delayd.batch.batch",
@@ -375,7 +375,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.reading.trace",
         "delayd.reading.verify",
         "spark.audit",
-        "spark.job",
+        "spark.session",
     ),
     "worlds": (
         "delayd.batch.batch",

@@ -80,6 +80,6 @@ def report_differences(report: AuditReport, spark: AuditReport) -> list[str]:
 def _in_spark(data: str, now_ms: int, plan: AuditPlan) -> AuditReport:
     # Spark is an extra: tests that do not ask for it import none of it.
     from spark.audit import collect_frame
-    from spark.job import open_session
+    from spark.session import open_session
 
     return collect_frame(open_session("local[2]"), data, now_ms, plan, None)

@@ -223,7 +223,7 @@ def verify_file(
 
 
 @dataclass(slots=True)
-class _FilingOrder:
+class _PlacesInFile:
     """The order of rows in a schedule log: docs/formats/schedule.md defines it."""
 
     source: tuple[int, int] = (0, 0)  # The range of the message log from which the rows before were gathered.
@@ -256,7 +256,7 @@ class _Found(FileReport):
 
     appended_at_ms: int = 0
     epoch: int = 0
-    filed: _FilingOrder = field(default_factory=_FilingOrder)
+    filed: _PlacesInFile = field(default_factory=_PlacesInFile)
     sent: Sent = field(default_factory=Sent)
     tallier: Tallier | None = None  # Counts the rows of a realtime message log.
 

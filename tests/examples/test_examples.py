@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from delayd.errors import BadSetting
-from spark.job import check_spark
+from spark.session import check_spark
 from tests.end_to_end.up_process import Up, up
 
 REPOSITORY = Path(__file__).parents[2]

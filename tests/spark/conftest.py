@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delayd.errors import BadSetting
-from spark.job import check_spark, open_session
+from spark.session import check_spark, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from delayd.reading.files.target_index import Chunk, LogPiece, split_piece
 from delayd.reading.plan import plan_audit
 from delayd.reading.seals import SealState
 from spark.audit import DelaydDataSource, audit_part, scan_in
-from spark.job import audit
+from spark.session import audit
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books, Row
 from tests.trust import put_secrets
 from tests.unit.cli.runner import Ran, run

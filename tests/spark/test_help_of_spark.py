@@ -7,7 +7,7 @@ import pytest
 
 from delayd.reading.arrow import findings_table, groups_table, hours_table
 from spark.audit import DelaydDataSource, audit_data
-from spark.job import audit
+from spark.session import audit
 
 OPTIONS = ("kind", "from", "to", "tasks")
 

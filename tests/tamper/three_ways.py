@@ -17,7 +17,7 @@ from delayd.reading.export import export_plan
 from delayd.reading.files.stored_groups import LogMoved
 from delayd.reading.plan import plan_audit
 from delayd.testing.disk import MemoryDisk
-from spark.job import open_session
+from spark.session import open_session
 from tests.simulation.audit import BOOKS
 from tests.sql_audit import audit_by_sql, differences
 from tests.tamper.honest import honest

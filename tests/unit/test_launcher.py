@@ -27,13 +27,13 @@ def _audit(programs: Programs) -> int:
 def test_without_pyspark_the_audit_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program = ModuleType("spark.job")
+    program = ModuleType("spark.session")
 
     def audit(data: str, **terms: object) -> object:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
     vars(program)["audit"] = audit
-    monkeypatch.setitem(sys.modules, "spark.job", program)
+    monkeypatch.setitem(sys.modules, "spark.session", program)
     monkeypatch.setattr(cli.main, "main", _audit)
     assert main() == 1
     assert capsys.readouterr().err == "delayd: the Spark audit needs pyspark: pip install 'delayd[spark]'\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from delayd.errors import BadSetting
-from spark.job import check_spark
+from spark.session import check_spark
 
 
 def test_a_java_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_a_missing_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_pyspark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark.job.find_spec", lambda name: None)
+    monkeypatch.setattr("spark.session.find_spec", lambda name: None)
     with pytest.raises(BadSetting, match=r"needs pyspark: pip install 'delayd\[spark\]'"):
         check_spark()
 
