@@ -144,7 +144,8 @@ class JudgedClock:
         if wall_ms - expected_ms > JUMP_MS and not self._jump_lasted(wall_ms - expected_ms, boottime_ms):
             wall_ms = expected_ms
         else:
-            self._end_jump(expected_ms, wall_ms)
+            if self._jump is not None:
+                self._end_jump(self._jump, expected_ms, wall_ms)
             if expected_ms - wall_ms > JUMP_MS:
                 log.warning("clock_set_back by_ms=%d now_ms=%d", expected_ms - wall_ms, wall_ms)
             self._anchor = (wall_ms, boottime_ms)
@@ -188,7 +189,8 @@ class JudgedClock:
         expected_ms = self.now_ms()
         wall_ms = self._sources.wall_ms()
         self._anchor = (wall_ms, self._sources.boottime_ms())
-        self._end_jump(expected_ms, wall_ms)
+        if self._jump is not None:
+            self._end_jump(self._jump, expected_ms, wall_ms)
         self._believe_boot(wall_ms)
 
     def reference(self, ms: int, boot_mark: str = "") -> None:
@@ -220,11 +222,9 @@ class JudgedClock:
         self._booted_at_ms = None
         log.info("clock_believed now_ms=%d", now_ms)
 
-    def _end_jump(self, expected_ms: int, wall_ms: int) -> None:
+    def _end_jump(self, doubt: _Doubt, expected_ms: int, wall_ms: int) -> None:
         """The wall clock is believed, where it is now: it stayed there, it was set back, or an operator said so."""
-        doubt, self._jump = self._jump, None
-        if doubt is None:
-            return
+        self._jump = None
         if wall_ms - expected_ms > JUMP_MS:
             # What was due before the clock was set back was handed over in time. What falls due within a jump is late.
             self._gaps.append(ClockGap(IN_DOUBT, doubt.since_ms, wall_ms))

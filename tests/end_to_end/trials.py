@@ -32,7 +32,8 @@ TRIED_BY: dict[WaitKind, list[str]] = {}  # The tests of each state.
 _WORDS = {
     **dict.fromkeys(("log_id", "target", "origin", "to"), "[0-9a-f]{16}"),
     **dict.fromkeys(("id", "path", "meta", "subject", "group", "hour"), r"\S+"),
-    **dict.fromkeys(("rows", "batches"), "[0-9,]+"),
+    "batches": "[0-9,]+ batch(?:es)?",
+    "messages": "[0-9,]+ messages?",
     "slots": "[0-9,-]+…?",
     "role": r"\w+",
     "server": r"\w+ server [0-9a-f]{16}",
