@@ -73,6 +73,7 @@ JUDGES = (
             "python -m tests.end_to_end.torture --planted",
             "python -m tests.end_to_end.torture_words --rounds 50",
             "python -m tests.end_to_end.torture_drain --messages 100000",
+            "python -m tests.end_to_end.bounded_files --cancels 100000",
         ),
         "clients, command line, wire, files, processes",
     ),
