@@ -28,6 +28,7 @@ from delayd.delay.rows import message_rows
 from delayd.delay.standing import Standing
 from delayd.delay.state_values import encode_dropped
 from delayd.delay.timers.loading import LoadedHour
+from delayd.errors import DelaydError, DiskFull, DiskReserve
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.log.control import QuotaLimits
 from delayd.log.log import write_again
@@ -154,14 +155,14 @@ class DelayCore:
         )
         self.wake()
 
-    def follow_clock(self, done: Callable[[], None]) -> None:
-        """Follow the clock that an operator has just confirmed; call back when that is done.
+    def follow_clock(self, done: Callable[[DelaydError | None], None]) -> None:
+        """Follow the clock that an operator has just confirmed; call back when that is done, or with why it can't be.
 
         A clock that was wrong may have stamped the log further ahead. Then the log's time goes back to the clock, or to
         the end of the last sealed hour if that is later, so that hours close in time again (rule T4).
         """
         if self.logs.intake.filed_from_ms - self._clock.now_ms() <= JUMP_MS:
-            done()
+            done(None)
             return
 
         def found(hour: int | None) -> None:
@@ -169,15 +170,18 @@ class DelayCore:
             to_ms = from_ms if hour is None else max(self._clock.now_ms(), hour_start_ms(hour + 1))
             if to_ms >= from_ms:
                 log.warning("log_time_kept appended_at_ms=%d sealed_until=%s", from_ms, hour)
-                done()
+                done(None)
                 return
             log.warning("operator action=set_log_time_back from_ms=%d to_ms=%d", from_ms, to_ms)
-            self.logs.intake.set_back(to_ms, partial(set_back, from_ms))
+            self.logs.intake.set_back(to_ms, partial(set_back, from_ms), has_no_space)
 
         def set_back(from_ms: int) -> None:
             self.upkeep.checkpointer.reach(from_ms)
             self.upkeep.loading.reopen()
-            done()
+            done(None)
+
+        def has_no_space(error: DiskFull) -> None:
+            done(DiskReserve(f"the clock is trusted, but the log's time can't be set back: {error.message}"))
 
         self.upkeep.retention.last_sealed(found)
 

@@ -255,8 +255,9 @@ class Intake(Committer[_Commit, Written]):
         self._controls: list[Control] = []
         self._tick = False
         self._skip = 0  # The next commit leaves this many sequences unused.
-        self._jumped = False  # Whether this life has left sequences unused, durably.
-        self._jumps: list[Callable[[], None]] = []  # They wait for that.
+        self._jumping = False  # Whether this life leaves sequences unused, or has done so.
+        self._jumped = False  # Whether that is durable.
+        self._jumps: list[Control] = []  # They wait for that.
         # After an operator set the log's time back: the next group may be stamped with this instant, though the log is
         # ahead.
         self._set_back_ms: int | None = None
@@ -354,30 +355,40 @@ class Intake(Committer[_Commit, Written]):
         """No row is filed any more in an hour that ended before this instant (rule P5)."""
         return self.appended_at_ms if self._set_back_ms is None else self._set_back_ms
 
-    def set_back(self, to_ms: int, on_durable: Callable[[], None]) -> None:
+    def set_back(self, to_ms: int, on_durable: Callable[[], None], on_full: Callable[[DiskFull], None]) -> None:
         """Stamp by the clock again, at ``to_ms`` or later, though the log is ahead of that: an operator's decision
-        (rule T4).
+        (rule T4). On a full disk nothing is done, and ``on_full`` is called.
 
         A control record says so, in the first group with the earlier stamp. No hour that ends after ``to_ms`` may be
         sealed.
         """
+
+        def undone(error: DiskFull) -> None:
+            self._set_back_ms = None
+            on_full(error)
+
         record = LogTime(self.appended_at_ms, to_ms)
-        self._controls.insert(0, Control(encode_known([record]), on_durable))
+        self._controls.insert(0, Control(encode_known([record]), on_durable, undone))
         self._set_back_ms = to_ms
         self.commit()
 
-    def jump(self, on_durable: Callable[[], None]) -> None:
+    def jump(self, on_durable: Callable[[], None], on_full: Callable[[DiskFull], None] | None = None) -> None:
         """Leave RESTORED_STEP sequences unused, once in a life: this directory was restored, or may have been, and the
         sequences that the lost files gave are not given twice (rule I5). A control record says so, for the books (rule
         S5).
+
+        A full disk is tried again until it has space, for what is left unused costs nothing. With ``on_full`` the
+        caller does not wait for that: it is called in place of ``on_durable``.
         """
         if self._jumped:
             on_durable()
             return
-        if not self._jumps:
-            self._controls.insert(0, Control(encode_known([SkippedSequences(RESTORED_STEP)]), self._has_jumped))
+        control = Control(encode_known([SkippedSequences(RESTORED_STEP)]), self._has_jumped)
+        if not self._jumping:
+            self._jumping = True
+            self._controls.insert(0, control)
             self._skip += RESTORED_STEP
-        self._jumps.append(on_durable)
+        self._jumps.append(Control(control.batch, on_durable, on_full))
         self.commit()
 
     def has_given(self, sequence: int) -> bool:
@@ -397,8 +408,8 @@ class Intake(Committer[_Commit, Written]):
     def _has_jumped(self) -> None:
         self._jumped = True
         waiting, self._jumps = self._jumps, []
-        for on_durable in waiting:
-            on_durable()
+        for each in waiting:
+            each.on_durable()
 
     def note_reserve(self, *, behind: bool, subjects_full: bool) -> None:
         """Take what durable groups and checkpoints have made of replay lag and of the subjects in memory."""
@@ -557,9 +568,10 @@ class Intake(Committer[_Commit, Written]):
             self.queued_bytes -= batch.total_bytes + BATCH_BYTES
             self._refuse(batch, DiskReserve("this server's disk is full; free space there"))
         self._to_decide = False
+        told, self._jumps = self._jumps, [each for each in self._jumps if each.on_full is None]
         if self.decider is not None:
             self.decider.refused(DiskReserve("this server's disk is full; free space there"))
-        for each in controls:
+        for each in [*controls, *told]:
             if each.on_full is not None:
                 each.on_full(error)
 

@@ -174,7 +174,7 @@ class Requests:
     def _trust_clock(self, peer: Peer, frame: Frame) -> None:
         self._clock.trust()
         log.warning("clock_trusted now_ms=%d", self._clock.now_ms())
-        self._core.follow_clock(lambda: peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()}))
+        self._core.follow_clock(_tell(peer, frame, lambda done: ({"now_ms": self._clock.now_ms()}, ())))
 
     def _obey_about_target(self, peer: Peer, frame: Frame) -> None:
         """Carry out an operator's decision about a target; the answer goes out when it is durable."""

@@ -168,13 +168,17 @@ class Targets:
             link.accept(restored=restored)
             done(f"target {log_id:016x} is accepted as it is and spoken to again")
 
+        def has_no_space(error: DiskFull) -> None:
+            link.go_on()
+            done(_not_stored(error))
+
         if restored:
             # Nothing is said to the target until the decision is stored: the next start would make the target forget
             # this server again, which must not happen once batches are in doubt there.
             link.hold()
             # Sequences that were given after the backup was made may be at the target: none of them is given twice
             # (I5).
-            self._intake.jump(store)
+            self._intake.jump(store, has_no_space)
         else:
             store()
 
@@ -213,7 +217,7 @@ class Targets:
             try:
                 ended.result()
             except DiskFull as error:
-                done(DiskReserve(f"nothing was stored: {error.message}"))
+                done(_not_stored(error))
             else:
                 done(None)
 
@@ -231,6 +235,10 @@ def _info(log_id: int, link: Link | None, subjects: int) -> TargetInfo:
 
 def _not_noted(log_id: int) -> UnknownServer:
     return UnknownServer(f"no subject is noted for target {log_id:016x}; see `delayd target list`")
+
+
+def _not_stored(error: DiskFull) -> DiskReserve:
+    return DiskReserve(f"nothing was stored: {error.message}")
 
 
 def _nobody_hears(told: DelaydError | str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.errors import ClockInDoubt, NotReady, PastHorizon
+from delayd.errors import ClockInDoubt, DiskReserve, NotReady, PastHorizon
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.reading.verify import verify_directory
 from delayd.testing.clock import START_MS
+from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
 from delayd.wire.requests import RequestType
 from tests.worlds.delay import DATA, TARGET_IDS, World, new_world, wanted
@@ -110,3 +111,24 @@ def test_rule_T4_an_operators_word_sets_a_log_back_that_was_stamped_ahead(sealed
     world.check_books()
     world.check_sealing()
     assert verify_directory(DATA, disk=world.disk).sound, "log verify"
+
+
+def test_rule_L8_an_operators_word_about_a_clock_is_answered_on_a_full_disk_and_can_be_said_again() -> None:
+    world = begun()
+    world.clock.step_wall(60 * DAY_MS)
+    world.clock.trust()
+    send(world, "ahead", 0)
+    world.clock.step_wall(-60 * DAY_MS)
+    ahead_ms = world.server.appended_at_ms
+    world.disk.capacity_bytes = world.disk.used_bytes
+    for _ in range(2):
+        with pytest.raises(DiskReserve, match=r"no space is left for .*/message/.*; free some or move the directory"):
+            world.ask(RequestType.TRUST_CLOCK)
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    world.pass_ms(3_000)
+    send(world, "before", 0)
+    assert world.server.appended_at_ms >= ahead_ms, "what was refused is not carried out later"
+    world.ask(RequestType.TRUST_CLOCK)
+    assert world.server.appended_at_ms < ahead_ms
+    world.drain(70 * DAY_MS)
+    world.check_books()

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
-from delayd.errors import ServerFenced
+from delayd.errors import DiskReserve, ServerFenced
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.hour import dispatch_path, schedule_path
 from delayd.outcome import MessageState
 from delayd.testing.clock import START_MS
-from delayd.testing.disk import Crash
+from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType
@@ -206,3 +206,20 @@ def test_rule_H8_a_server_that_its_target_fenced_off_gives_no_receipts_in_its_ne
     ((key, _),) = remains.state.scan(b"refuser/")
     remains.state.flip(key)
     assert World(remains).server.is_fenced, "a mark that does not check counts as one"
+
+
+def test_rule_L8_a_restored_server_answers_an_operator_on_a_full_disk_and_can_be_told_again() -> None:
+    world = fenced_by_the_target()
+    world.disk.capacity_bytes = world.disk.used_bytes
+    for _ in range(2):
+        with pytest.raises(DiskReserve, match=r"nothing was stored: no space is left for .*; free some or move"):
+            world.ask(RequestType.TARGET_ACCEPT, {"log_id": TARGET})
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    world.pass_ms(5_000)
+    assert world.server.is_fenced, "what was refused is not carried out later"
+    world.ask(RequestType.TARGET_ACCEPT, {"log_id": TARGET})
+    world.pass_ms(1_000)
+    assert speaks_to_its_target(world)
+    world.send(wanted(3, 1_000, "after"))
+    world.drain(10_000)
+    world.check_books()
