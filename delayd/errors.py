@@ -84,6 +84,7 @@ __all__ = [
     "ServerCordoned",
     "ServerFenced",
     "ServerInUse",
+    "ServerRetired",
     "ServerStopped",
     "ServerUnavailable",
     "Shortage",
@@ -693,6 +694,10 @@ class RestoredOrigin(HandoffRefused):
 
 class FencedInstance(HandoffRefused):
     """Another instance of the same delay server holds this epoch."""
+
+
+class ServerRetired(FencedInstance):
+    """An operator has retired the delay server for good: it held nothing any more."""
 
 
 # From a peer.

@@ -188,7 +188,7 @@ class Meta:
 
         `claims` is what a delay server keeps about slots of keys.
 
-        Raises StaleEpoch, EpochOutOfRange, PlaceTaken, FencedInstance or SlowDown, see `Registry`.
+        Raises StaleEpoch, EpochOutOfRange, PlaceTaken, FencedInstance, ServerRetired or SlowDown, see `Registry`.
         """
         if server.role == "delay":
             self._cordons.check(server.log_id)

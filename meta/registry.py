@@ -26,6 +26,7 @@ from delayd.errors import (
     DamagedValue,
     FencedInstance,
     PlaceTaken,
+    ServerRetired,
     SlowDown,
     StaleEpoch,
     UnknownServer,
@@ -285,9 +286,9 @@ class CordonTable:
             self._known[log_id] = standing
 
     def check(self, log_id: int) -> None:
-        """Raise FencedInstance for a server that was retired."""
+        """Raise ServerRetired for a server that was."""
         if self.of(log_id) is ServerStanding.RETIRED:
-            raise FencedInstance(f"an operator has retired the delay server {log_id:016x} for good; stop this process")
+            raise ServerRetired(f"an operator has retired the delay server {log_id:016x} for good")
 
     def check_change(self, log_id: int, standing: ServerStanding, live: Iterable[int]) -> None:
         """Raise BadArgument when a server can't be used so from now on; ``live`` are the servers that are alive."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from delayd.errors import DelaydError, RetryLater, ServerFenced
+from delayd.errors import DelaydError, RetryLater, ServerFenced, ServerRetired
 
 
 class Wait(NamedTuple):
@@ -59,6 +59,7 @@ class WaitKind(Enum):
     IN_ANOTHER_PLACE = "all of {server}", "start meta; if this is a copy, stop this server"
     PLACE_TAKEN = "all of {server}", "wait for the end of a lease; or stop the other server"
     FENCED_INSTANCE = "all of {server}", "stop this server; or the other one, then start this one again"
+    RETIRED = "all of {server}", "stop this server; its directory is for audits"
     STALE_EPOCH = "all of {server}", f"stop this server; or, if it was restored on purpose, {_FORGET}"
     EPOCH_OUT_OF_RANGE = "all of {server}", f"stop this server; or, if its number is right, {_FORGET}"
     WRONG_CLUSTER = "all of {server}", "stop this server, and give it the address of its own meta server"
@@ -183,7 +184,10 @@ class Fence:
         wait = kind.wait(why, server=self._server, role=role, log_id=log_id, target=target)
         self._reasons[by], self._waits[by] = reason, wait
         self._look()
-        if known is None or known.code != reason.code:
+        if isinstance(reason, ServerRetired):
+            # It is where an operator wanted it to be, and nothing of it waits.
+            log.warning("retired reason=%r then=%r", reason.message, wait.command)
+        elif known is None or known.code != reason.code:
             # A moved directory is taken as soon as meta was asked, so only a lasting reason is an alarm.
             level = logging.WARNING if isinstance(reason, RetryLater) else logging.CRITICAL
             log.log(

@@ -35,6 +35,7 @@ from delayd.errors import (
     NotReady,
     NotTrusted,
     PlaceTaken,
+    ServerRetired,
     StaleEpoch,
     UnknownRequest,
     WrongCluster,
@@ -175,6 +176,7 @@ def _nonce(head: Head) -> bytes:
 _FENCING: dict[type[DelaydError], WaitKind] = {
     PlaceTaken: WaitKind.PLACE_TAKEN,
     FencedInstance: WaitKind.FENCED_INSTANCE,
+    ServerRetired: WaitKind.RETIRED,
     StaleEpoch: WaitKind.STALE_EPOCH,
     EpochOutOfRange: WaitKind.EPOCH_OUT_OF_RANGE,
     WrongCluster: WaitKind.WRONG_CLUSTER,
@@ -243,7 +245,9 @@ class Membership:
         kind = _FENCING.get(type(error))
         if kind is not None:
             self.fence.put_up(META, error, kind)
-            self._on_doubt()
+            # A retired server held nothing any more, so no target has to be asked what it holds.
+            if not isinstance(error, ServerRetired):
+                self._on_doubt()
 
     def _keep_place(self) -> None:
         keep_place(self._state, self.place)

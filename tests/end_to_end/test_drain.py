@@ -12,8 +12,10 @@ import pytest
 
 import delayd
 from delayd import Receipt
+from delayd.machine.operating import WaitKind
 from tests.end_to_end.draining import Fleet, open_fleet
 from tests.end_to_end.torture_drain import torture
+from tests.end_to_end.trials import Operator, tries
 from tests.unit.cli.runner import run
 from tests.waiting import wait_until
 
@@ -62,9 +64,7 @@ def test_an_emptied_server_leaves_and_each_message_comes_once(fleet: Fleet) -> N
         assert moved.receipt is not None and int(moved.receipt.log_id) == sent[-1]
         assert producer.cancel("s", receipt=receipt) is delayd.CancelAnswer.CANCELLED
         assert producer.get("s", key="key-7").state is not delayd.MessageState.UNKNOWN
-        retired = fleet.command("retire", fleet.old.address, "--yes")
-        assert retired.code == 0, retired.err
-        assert fleet.state_of(fleet.old) == "gone"
+        _retire(fleet)
         expected = Counter(b"soon-%d" % number for number in range(3_000))
         expected += Counter([b"first", *[b"beside-%d" % number for number in range(len(sent))]])
         found: Counter[bytes] = Counter()
@@ -83,9 +83,27 @@ def test_an_emptied_server_leaves_and_each_message_comes_once(fleet: Fleet) -> N
         audited = run("audit", "--data", str(data / "delay"))
         assert audited.code == 0 and "lost 0, duplicate 0, early 0, orphan 0" in audited.out, audited.out
     fleet.old.kill()
-    # Whoever starts the directory again is fenced.
+    # Whoever starts the directory again is told so.
     fleet.old.start()
-    wait_until(lambda: "fenced_instance" in fleet.old.log, "it is fenced")
+    wait_until(lambda: fleet.old.log.count(" retired reason=") == 2, "it is retired")
+    assert "CRITICAL" not in fleet.old.log
+
+
+@tries(WaitKind.RETIRED)
+def test_a_retired_server_says_that_it_is_and_that_it_can_be_stopped(fleet: Fleet) -> None:
+    assert fleet.command("drain", fleet.old.address).code == 0
+    _retire(fleet)
+    operator = Operator(fleet.meta.address, fleet.data)
+    operator._replace(server=fleet.old.address).until_told(WaitKind.RETIRED)
+    assert " fenced " not in fleet.old.log and " CRITICAL " not in fleet.old.log
+    assert fleet.old.terminate() == 0
+    operator.until_gone(WaitKind.RETIRED)
+
+
+def _retire(fleet: Fleet) -> None:
+    retired = fleet.command("retire", fleet.old.address, "--yes")
+    assert retired.code == 0, retired.err
+    assert fleet.state_of(fleet.old) == "gone"
 
 
 def test_a_drain_goes_on_after_either_server_was_killed(fleet: Fleet) -> None:

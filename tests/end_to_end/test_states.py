@@ -12,6 +12,7 @@ from delayd.machine.operating import WaitKind
 from tests.end_to_end import (
     full_disk,
     test_copies,
+    test_drain,
     test_empty_meta,
     test_states_of_files,
     test_states_of_keys,
@@ -29,6 +30,7 @@ def test_each_state_is_led_out_of_by_a_test() -> None:
     elsewhere = (
         full_disk,
         test_copies,
+        test_drain,
         test_empty_meta,
         test_states_of_files,
         test_states_of_keys,

@@ -12,7 +12,7 @@ WORDS = {"role": "delay", "path": "/data/file.log", "id": "schedule/2026112115",
 LOG_ID = "00000000000000aa"
 NO_COMMAND = {  # An operator ends these by what is no command: starting or stopping a server, freeing a disk.
     *(WaitKind.IN_ANOTHER_PLACE, WaitKind.PLACE_TAKEN, WaitKind.FENCED_INSTANCE, WaitKind.WRONG_CLUSTER),
-    *(WaitKind.QUOTAS_NOT_KNOWN, WaitKind.HELD, WaitKind.STATE_REPLACED),
+    *(WaitKind.RETIRED, WaitKind.QUOTAS_NOT_KNOWN, WaitKind.HELD, WaitKind.STATE_REPLACED),
     *(WaitKind.NO_DELAY_SERVER, WaitKind.NO_REALTIME_SERVER, WaitKind.NO_TARGET),
     *(WaitKind.DISK_FULL, WaitKind.DISK_NEARLY_FULL, WaitKind.TARGET_DISK_FULL, WaitKind.OUTCOMES_WAIT),
     # What another server says for itself names the command.
