@@ -308,10 +308,10 @@ ALWAYS = frozenset(
 def _backlog_text(seen: AskedServer) -> str:
     counts = [(seen.counter(name), name, words) for name, words in BACKLOG.get(seen.role, ())]
     told = [counted(count, words) for count, name, words in counts if count or name in ALWAYS]
-    # No server counts the dead letters that are kept without reading all that is pending, so the line says since when.
-    if (died := seen.told("died")) is not None:
-        letters = counted(died, "dead letter|dead letters")
-        told.append(f"{letters} made in {duration_text(_up_ms(seen))}")
+    if seen.role == "delay":
+        letters = seen.told("dead_letters")
+        told += ["dead letters not counted"] if letters is None else []
+        told += [counted(letters, "dead letter|dead letters")] if letters else []
     if (kept := seen.told("kept_bytes")) is not None:
         told.append(f"{size_text(kept)} kept{_for_whom(seen)}")
     if (free := seen.told("free_bytes")) is not None:

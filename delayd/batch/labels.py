@@ -151,6 +151,8 @@ ITEMS_REMEMBERED = 4_096  # Of at most 1,059 bytes: 5 MB.
 
 _BITS_OF_TAG = 3  # A row of 4 tags then passes for a tag that it does not have once in 200.
 _BIT_NUMBER_BITS = 6
+_LAST_BIT = 62  # Of tags that clients give; the last bit of a bloom stands for the servers' own tags.
+OWN_TAGS_BIT = np.uint64(1 << 63)
 
 
 def encode_tags(tags: Iterable[str]) -> bytes:
@@ -181,9 +183,12 @@ def bloom_of(tags: Iterable[str]) -> int:
     """The bits of all of these tags: a row that has the tags has these bits."""
     bloom = 0
     for tag in tags:
+        if tag.startswith(TAG_PREFIX):
+            bloom |= int(OWN_TAGS_BIT)
+            continue
         number = crc32c(tag.encode())
         for _ in range(_BITS_OF_TAG):
-            bloom |= 1 << (number & (1 << _BIT_NUMBER_BITS) - 1)
+            bloom |= 1 << min(number & (1 << _BIT_NUMBER_BITS) - 1, _LAST_BIT)
             number >>= _BIT_NUMBER_BITS
     return bloom
 
@@ -206,6 +211,13 @@ def may_have_tags(batch: Batch, tags: Sequence[str]) -> NDArray[np.bool_]:
     bloom = np.uint64(bloom_of(tags))
     may: NDArray[np.bool_] = batch.uint64s(ColumnId.TAG_BLOOM) & bloom == bloom
     return may
+
+
+def dead_letters(batch: Batch) -> NDArray[np.intp]:
+    """Which rows are dead letters; a batch without its heap will do, because no client sends a tag of the servers."""
+    if ColumnId.TAG_BLOOM not in batch.offsets:
+        return np.empty(0, np.intp)
+    return np.flatnonzero(batch.uint64s(ColumnId.TAG_BLOOM) & OWN_TAGS_BIT)
 
 
 def bad_tags(batch: Batch, rows_max: int) -> Iterator[tuple[int, BadTags]]:

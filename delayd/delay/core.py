@@ -15,6 +15,7 @@ from itertools import chain
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s
+from delayd.batch.labels import dead_letters
 from delayd.config import DelayConfig
 from delayd.delay.filing.checkpointer import AuditWord, ToKeep
 from delayd.delay.filing.pending import full_hours
@@ -259,14 +260,19 @@ class DelayCore:
         """Index a durable group: rows of loaded hours enter the wheel at once, all of them the pending columns."""
         rows = message_rows(committed.stored, self.memory.hours.subjects, committed.appended_at_ms)
         self.logs.sources.remember(committed.stored)
-        if self.logs.intake.gate is not None:
-            self.asked.quotas.took(committed.stored, committed.appended_at_ms)
+        has_letters = False
         for entry in committed.stored:
             batch = entry.batch
             # Rows that a client sent took their keys when their commit became durable. Moved rows name a first one, and
             # so do those of another delay server.
             if ColumnId.KEY_END in batch.offsets and ColumnId.ORIGIN_SEQUENCE in batch.offsets:
                 self.asked.endings.taken_names.add(sent_rows(entry, committed.appended_at_ms))
+            if ColumnId.TAG_BLOOM in batch.offsets and len(dead_letters(batch)):
+                has_letters = True
+        if has_letters:
+            self.asked.quotas.count_dead_letters()
+        if has_letters or self.logs.intake.gate is not None:
+            self.asked.quotas.took(committed.stored, committed.appended_at_ms)
         self.upkeep.loading.take(rows)
         self._note_reserve()
         self.handoff.dispatcher.came()

@@ -26,6 +26,7 @@ import msgpack
 import numpy as np
 
 from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId
 from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
     GIVEN_UP_PREFIX,
@@ -54,6 +55,7 @@ from delayd.log.hour import (
     Skipped,
     decode_ended,
     decode_hours,
+    hour_flags,
     open_schedule_log,
     schedule_beside_path,
     schedule_path,
@@ -253,7 +255,11 @@ def _measured(disk: Disk, path: str, log_id: int, hour: int, replay_offset: int,
             batches: list[Batch] = [batch for _, batch in group.batches()]
             if any(batch.schedule.source_end > replay_offset for batch in batches):
                 break
-            file = HourFile(group.end, file.rows + group.header.row_count, group.header.header_crc32c)
+            flags = file.flags
+            for batch in batches:
+                if ColumnId.TAG_BLOOM in batch.offsets:
+                    flags |= hour_flags(batch.uint64s(ColumnId.TAG_BLOOM))
+            file = HourFile(group.end, file.rows + group.header.row_count, group.header.header_crc32c, flags)
     finally:
         segment.close()
     _told(error, path)

@@ -42,6 +42,7 @@ from delayd.delay.quotas.quotas import Quotas, QuotaSources
 from delayd.delay.recovery import Recovered, ends_of_all, recover
 from delayd.delay.timers.loading import Attached, Hours, Loading
 from delayd.hours import hour_of_ms, hour_start_ms
+from delayd.log.hour import HAD_DEAD_LETTERS
 from delayd.log.key_run import KnownRuns
 from delayd.log.log import LogWatch, OnFiles
 from delayd.machine.alarms import Alarms
@@ -125,6 +126,7 @@ class Logs:
             found.outcomes.ends,
             found.outcomes.quarantined,
         )
+        self.sealed_dead = sum([end.dead for end in found.sealed_ends.values()])  # Of hours sealed before this start.
         self.sources = Sources(site.disk, site.folder, found.log, config.tail_bytes, config.source_cache_bytes)
         self.keys = _open_keys(site, found, ground.around.random_id)
         self.segments = SegmentRetention(found.log, threads.commit, threads.worker, site.clock)
@@ -287,6 +289,8 @@ class Asked:
             ),
             ground.config.horizon_days * DAY_MS,
         )
+        if ground.found.replayed.has_letters or memory.filed.have(HAD_DEAD_LETTERS):
+            self.quotas.count_dead_letters()
         logs.outcomes.on_ended = ledger.owed.on_ended = self.quotas.ended
         self.rebuild = Rebuild(site, logs.keys, LogsOfHours(memory.filed, lambda: logs.outcomes.ends, ledger.owed.all))
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch.columns import BatchKind, ColumnId
+from delayd.batch.labels import dead_letters
 from delayd.batch.sequences import NO_SEQUENCES, among
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import (
@@ -71,7 +72,8 @@ class FoundOutcomes:
     """What the dispatch logs of hours that are not sealed say."""
 
     logs: dict[int, Segment] = field(default_factory=dict)  # Open, by hour.
-    rows: dict[int, int] = field(default_factory=dict)  # By hour: how many outcomes its dispatch log has.
+    # By hour: how many outcomes its dispatch log has, and how many of these are DEAD.
+    rows: dict[int, tuple[int, int]] = field(default_factory=dict)
     # By hour: sequences with an outcome, and those that a decision has ended, sorted.
     ended: dict[int, NDArray[np.uint64]] = field(default_factory=dict)
     target_ends: dict[int, int] = field(default_factory=dict)  # By target: highest offset that is named (rule H7).
@@ -83,7 +85,7 @@ class FoundOutcomes:
     def ends(self) -> dict[int, OutcomeEnd]:
         """The ends of the dispatch logs that are whole, by hour."""
         return {
-            hour: OutcomeEnd(segment.durable, self.rows[hour])
+            hour: OutcomeEnd(segment.durable, *self.rows[hour])
             for hour, segment in self.logs.items()
             if hour not in self.quarantined
         }
@@ -265,6 +267,7 @@ class Replay:
         self.skipped = list(kept.skipped)  # Sequences that an operator's decision left unused.
         self.ended: list[EndedRows] = [] if kept.ended is None else [kept.ended]
         self.keyed: list[KeyedRows] = []  # Rows above the checkpoint that took their keys.
+        self.has_letters = False  # Whether some of the rows are dead letters.
         self._stored: list[Stored] = []  # Batches whose rows are not indexed yet.
         self._appended_at_ms: list[int] = []  # For each of them, when it was appended.
         self._rows = 0
@@ -295,6 +298,7 @@ class Replay:
                 self._take_records(group)
             ended = np.concatenate([NO_ENDED, *self.ended[earlier:]])
             for entry in stored:
+                self.has_letters = self.has_letters or len(dead_letters(entry.batch)) > 0
                 decided = b""
                 if ColumnId.KEY_END in entry.batch.offsets:
                     self._take_keys(entry, header.appended_at_ms, ended)
@@ -421,7 +425,8 @@ def _recover_outcomes(site: Site, kept: KeptState, accepted: Mapping[int, Accept
             # Sorting is enough. numpy's unique would hash a million rows for a second, and a repeated sequence does no
             # harm.
             told = np.concatenate([outcomes.sequences for outcomes in parts])
-            found.ended[hour], found.rows[hour] = np.sort(told, kind="stable"), len(told)
+            found.ended[hour] = np.sort(told, kind="stable")
+            found.rows[hour] = len(told), sum([outcomes.count_of(Outcome.DEAD) for outcomes in parts])
         for outcomes in parts:
             note_ends(found.target_ends, outcomes, accepted)
             found.named = max(found.named, outcomes.highest_sequence())

@@ -68,7 +68,8 @@ class Standing:
             "quarantined_rows": len(self._memory.held),
             "quarantined_hours": self._memory.quarantine.hours(),
             "quarantined": len(self._memory.quarantine),
-            "dead_rows": sum(link.sender.dead_rows for link in links),
+            "dead_rows": self._logs.sealed_dead + sum([end.dead for end in self._logs.outcomes.ends.values()]),
+            **self._letters(),
             "expired_rows": sum(link.sender.expired_rows for link in links),
             "subjects": self._memory.hours.subjects.known,
             "subjects_bytes": self._memory.hours.subjects.held_bytes,
@@ -80,14 +81,20 @@ class Standing:
             **lateness.figures(link.sender.lateness for link in links),
         }
 
+    def _letters(self) -> dict[str, int]:
+        letters = self._asked.quotas.dead_letters
+        return {} if letters is None else {"dead_letters": letters}
+
     @property
     def pending(self) -> int:
         """All messages without an outcome, loaded or not: those that are filed in unsealed hours and those that are
         not filed yet, without the outcomes of these hours. Outcomes of the last moment are not in it yet.
         """
         rows = self._memory.hours.filed.rows
-        filed = int(rows["rows"][(rows["flags"] & SEALED) == 0].sum())
-        ended = sum(end.rows for end in self._logs.outcomes.ends.values())
+        is_sealed = (rows["flags"] & SEALED) != 0
+        filed = int(rows["rows"][~is_sealed].sum())
+        sealed = set(rows["hour"][is_sealed].tolist())
+        ended = sum([end.rows for hour, end in self._logs.outcomes.ends.items() if hour not in sealed])
         return max(0, filed + len(self._memory.hours.pending) - ended)
 
     def waits(self) -> Iterator[Wait]:

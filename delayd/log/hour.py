@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch, encode
 from delayd.batch.columns import DTYPES, BatchKind, ColumnId, Int64s, OutcomePart
+from delayd.batch.labels import OWN_TAGS_BIT
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX, hour_name
 from delayd.log.log import LogPlace
@@ -31,6 +32,7 @@ SEALED = 1  # Flags of an hour: each of its rows has exactly one outcome (rule S
 DEAD = 2  # Some of them are DEAD, so the hour is not to be deleted (rule S2).
 # Retention removes its files, or has removed them: with this a reader knows why a file is missing (rule P3).
 REMOVED = 4
+HAD_DEAD_LETTERS = 8  # Some of them were filed as dead letters of a group: a start counts those that are left.
 HOUR_ROW = np.dtype(
     [("hour", "<u4"), ("last_crc32c", "<u4"), ("length", "<u8"), ("rows", "<u8"), ("flags", "<u8")]
 )  # 32 bytes an hour; ``length`` counts groups, without the file header.
@@ -55,6 +57,11 @@ def dispatch_path(folder: str, hour: int) -> str:
 def schedule_beside_path(folder: str, hour: int) -> str:
     """Path of the file that takes rows of an hour while its schedule log is damaged."""
     return f"{folder}/quarantine/{hour_name(hour)}.schedule.log"
+
+
+def hour_flags(blooms: NDArray[np.uint64]) -> int:
+    """What rows with these blooms of tags make of the flags of their hour."""
+    return HAD_DEAD_LETTERS if bool((blooms & OWN_TAGS_BIT).any()) else 0
 
 
 def decode_hours(table: bytes) -> HourRows:
@@ -150,6 +157,10 @@ class OutcomeRows(NamedTuple):
     parts: NDArray[np.void]
     part_of: NDArray[np.int64]
     content_hash: NDArray[np.uint64]  # 0: not stated.
+
+    def count_of(self, outcome: Outcome) -> int:
+        """How many rows have this outcome."""
+        return int(self.parts["count"][self.parts["outcome"] == outcome].sum())
 
     def others(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         """The sequences that some rows name: of the row that took their place, or that they met; 0 where there is none.

@@ -140,7 +140,7 @@ class ScheduleWorkload:
         for hour, number in numbers.items():
             part = SchedulePart(0, number, hour)
             data = messages([bytes(90 * number)], sequences=[number], kind=BatchKind.SCHEDULE, part=part)
-            writer._append(hour, [[data]], 1)
+            writer._append(hour, [[data]], 1, 0)
         writer._sync()
         # From here on the transaction that names these lengths may be durable.
         facts.hours = HourTable(merge_hours(facts.hours.rows, writer.written.rows))

@@ -286,13 +286,12 @@ class OutcomeLog(Committer[_Flush, Flushed]):
             callback()
 
     def _note_ends(self, flushed: list[Recorded], ends: dict[int, int]) -> None:
-        rows: defaultdict[int, int] = defaultdict(int)
-        for recorded in flushed:
-            rows[recorded.hour] += len(recorded.part.sequences)
-        for hour, count in rows.items():
+        for hour, part, _ in flushed:
             # Outcomes in a file beside a damaged one are not counted at all.
             if hour not in self._quarantined:
-                self.ends[hour] = OutcomeEnd(ends[hour], self.ends.get(hour, OutcomeEnd()).rows + count)
+                _, rows, dead = self.ends.get(hour, OutcomeEnd())
+                count = len(part.sequences)
+                self.ends[hour] = OutcomeEnd(ends[hour], rows + count, dead + count * (part.outcome is Outcome.DEAD))
                 self._moved.add(hour)
 
     def _note_handed_over(self, flushed: list[Recorded]) -> None:

@@ -352,7 +352,7 @@ def _join(site: Site, hour: int, kept: KeptState) -> None:
             log.critical("rows_lost hour=%s rows=%d", hour_name(hour), lost)
     beside = next((part for part in parts if part.is_beside), None)
     if beside is not None:
-        file = _append(site, hour, file, _groups(site, beside))
+        file = _append(site, hour, file, _groups(site, beside)).with_flags(beside.counted.flags)
     removes = [hour_key(hour, BESIDE_PREFIX), hour_key(hour, SALVAGE_PREFIX)]
     if file.length:
         site.state.commit([hour_put(hour, file), *puts], removes)

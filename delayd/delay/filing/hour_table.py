@@ -19,8 +19,8 @@ from delayd.log.hour import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decode_ho
 PREFIX = b"hour/"  # `<u32 hour>` Its 32 bytes, as in the checkpoint file.
 # `<u32 hour>` The same of the file beside a damaged schedule log (docs/formats/schedule.md).
 BESIDE_PREFIX = b"beside/"
-# `<u32 hour>` u64 length · u64 rows, little-endian: how much of the hour's dispatch log was durable at the last
-# checkpoint (rule L5).
+# `<u32 hour>` u64 length · u64 rows · u64 dead, little-endian: how much of the hour's dispatch log was durable at the
+# last checkpoint (rule L5), and how many of its rows are DEAD.
 OUTCOME_PREFIX = b"outcomes/"
 # `<u32 hour>` [at_ms, done]: when an operator gave the hour's dispatch log up, and whether each row that it may have
 # named is IN_DOUBT, durably; gone with the hour. Until that is done also `below, pending`: rows of the hour with lower
@@ -30,7 +30,7 @@ GIVEN_UP_PREFIX = b"given_up/"
 # `<u32 hour>` at_ms: when an operator gave the hour's schedule log up; gone when a start has done that.
 SALVAGE_PREFIX = b"salvage/"
 SEQUENCE_MAX = (1 << 64) - 1
-OUTCOME_ROW = struct.Struct("<QQ")
+OUTCOME_ROW = struct.Struct("<QQQ")
 ROOM_MIN = 64  # A table grows by at least this many rows.
 OPAQUE_ROW = np.dtype((np.void, HOUR_ROW.itemsize))  # Numpy copies opaque items as bytes (see rows.py).
 
@@ -64,13 +64,15 @@ class HourFile(NamedTuple):
 
 
 class OutcomeEnd(NamedTuple):
-    """One dispatch log: bytes of groups that are durable, and rows in them. A cache: no decision rests on it (P2).
+    """One dispatch log: bytes of groups that are durable, rows in them, and how many of these are DEAD. A cache: no
+    decision rests on it (P2).
 
     Bytes below ``length`` that do not check are damage, even in the last group of the file (rule L5).
     """
 
     length: int = 0
     rows: int = 0
+    dead: int = 0
 
 
 NOTHING = HourFile()
@@ -183,6 +185,10 @@ class FiledHours:
         """The files that have rows of an hour: its own one first."""
         parts = HourPart(hour, self.hours.get(hour)), HourPart(hour, self.beside.get(hour), True)
         return tuple([part for part in parts if part.counted.length])
+
+    def have(self, flag: int) -> bool:
+        """Whether an hour that is not sealed has a flag."""
+        return any(_hours(table.rows, SEALED | flag, flag) for table in (self.hours, self.beside))
 
     def all(self) -> NDArray[np.uint32]:
         """The hours that have filed rows, rising."""

@@ -18,7 +18,7 @@ from delayd.delay.filing.hour_table import FiledHours, HourFile, HourTable
 from delayd.delay.filing.log_range import HandedOver, LogRange, Rising
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.hour import open_schedule_log, schedule_beside_path, schedule_path
+from delayd.log.hour import hour_flags, open_schedule_log, schedule_beside_path, schedule_path
 from delayd.log.log import Log
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment
 from delayd.machine.disk import File
@@ -98,25 +98,28 @@ class ScheduleWriter:
         pieces = ((int(rows.hours[low]), low, high) for low, high in pairwise(rows.cuts()))
         for hour, bounds in groupby(pieces, key=lambda piece: piece[0]):
             batches: list[Sequence[bytes]] = []
-            count = size = 0
+            count = size = flags = 0
             for _, low, high in bounds:
+                flags |= rows.flags(low, high)
                 made = rows.batch(low, high, SchedulePart(*source_range, hour))
                 batches.append((made.front, made.heap))
                 count += high - low
                 size += len(made.front) + len(made.heap)
                 if size >= GROUP_BYTES:
-                    self._append(hour, batches, count)
+                    self._append(hour, batches, count, flags)
                     batches = []
                     count = size = 0
             if batches:
-                self._append(hour, batches, count)
+                self._append(hour, batches, count, flags)
 
-    def _append(self, hour: int, batches: Sequence[Sequence[bytes]], count: int) -> None:
-        """Append ``count`` rows to an hour's file; each batch comes in pieces, and no body is copied to join them."""
+    def _append(self, hour: int, batches: Sequence[Sequence[bytes]], count: int, flags: int) -> None:
+        """Append ``count`` rows to an hour's file, which gets more flags; each batch comes in pieces, and no body is
+        copied to join them.
+        """
         segment, known, written = self._segment(hour)
         pieces, sizes = list(chain(*batches)), [sum(map(len, batch)) for batch in batches]
         segment.append([NewGroup(GroupKind.DATA, pieces, self._epoch, self._now_ms, 0, count, sizes)])
-        written.set(hour, HourFile(segment.end, known.rows + count, segment.crc32c, known.flags))
+        written.set(hour, HourFile(segment.end, known.rows + count, segment.crc32c, known.flags | flags))
         self._dirty_bytes += segment.end - known.length
         self._give_way()
         if len(self._open) >= self._files_max or self._dirty_bytes >= BYTES_A_SYNC:
@@ -228,6 +231,11 @@ class _FilingOrder:
         others |= {column: values[of] for column, values in self._kept.items() if values[of].any()}
         names = [self._names[number] for number in used]
         return compose(BatchKind.SCHEDULE, part, gathered, self._sequences[of], names, others)
+
+    def flags(self, low: int, high: int) -> int:
+        """What the rows from ``low`` to ``high`` make of the flags of their hour."""
+        blooms = self._kept.get(ColumnId.TAG_BLOOM)
+        return 0 if blooms is None else hour_flags(blooms[low:high].astype(np.uint64, copy=False))
 
     def _hashes(self, low: int, high: int, used: list[int]) -> UInt64s:
         """The content hash of each row: the one that its outcome states, or one that is made from its bytes."""

@@ -102,7 +102,7 @@ class Sender:
         self.waiting = WaitingRows()
         self.window = Window(terms.life.epoch)
         self.frames_in_flight = 0
-        self.dead_rows = self.expired_rows = 0
+        self.expired_rows = 0
         self.lateness = Lateness(terms.alarms.clock)
         self._target = target
         self._origin = terms.life
@@ -448,7 +448,6 @@ class Sender:
         if tried_ms < self._config.dispatch_give_up_after_ms:
             self._refused.append(Refused(sent.rows, tried_ms, now, session, now + REFUSED_AGAIN_MS))
             return
-        self.dead_rows += len(sent.rows)
         log.error("rows_dead target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error))
         part = NewPart(
             sequences=sent.rows["sequence"],

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s
+from delayd.batch.labels import dead_letters
 from delayd.batch.sequences import NO_SEQUENCES, Sequences, add_part, among, find
 from delayd.delay.books.outcomes import read_outcomes
 from delayd.delay.filing.hour_table import FiledHours, HourPart, HourTable
@@ -54,6 +55,7 @@ UNREAD = (DamagedData, NewerFormat, FileNotFoundError, UnfinishedFile)
 BLOCK_ROWS = 131_072  # Two blocks of half of this are merged in some milliseconds.
 COMPACTED_MAX = 4  # Thin blocks of which one call copies what is left; a later call goes on.
 ROW_BYTES = 20
+DEAD_LETTERS = b""  # What dead letters are counted under, in place of their subjects; no subject has this name.
 GONE = 0xFFFF_FFFF  # The subject of a row that was taken off.
 NO_FIRST = 1 << 64  # Above each sequence.
 
@@ -260,6 +262,7 @@ class Snapshot(NamedTuple):
     """What the loop knew when the counting began."""
 
     subjects: Mapping[bytes, int]  # The subjects to be counted, and their numbers.
+    flags: int  # Hours without these flags have none of their rows.
     filed: HourRows
     beside: HourRows
     replay: Mark
@@ -299,7 +302,8 @@ class Counting:
         for hour in filed.all().tolist():
             if not filed.get(hour).sealed:
                 for part in filed.parts(hour):
-                    parts += self._filed(part)
+                    if part.counted.flags & self._snapshot.flags == self._snapshot.flags:
+                        parts += self._filed(part)
                 self._give_way()
         rows = self._without_ended(join(parts))
         return Found(rows.cut(), self._pending(rows))
@@ -326,7 +330,7 @@ class Counting:
                 # It does not matter which second of the past a row counts in: no row is accepted for it any more.
                 found += self._wanted(stored.batch, stored.batch.uint64s(ColumnId.SEQUENCE), 0)
         except UNREAD as error:
-            log.warning("quota_hour_not_counted hour=%s reason=%r", hour_name(part.hour), str(error))
+            log.warning("hour_not_counted hour=%s reason=%r", hour_name(part.hour), str(error))
         if found:
             self._hours.add(part.hour)
         return found
@@ -358,7 +362,7 @@ class Counting:
                 segment.close()
         except UNREAD as error:
             # Without it all rows of the hour count as pending, which is too many rather than too few.
-            log.warning("quota_hour_not_counted hour=%s reason=%r", hour_name(hour), str(error))
+            log.warning("hour_not_counted hour=%s reason=%r", hour_name(hour), str(error))
             return NO_SEQUENCES
 
     def _pending(self, rows: CountedRows) -> dict[int, Pending]:
@@ -384,22 +388,27 @@ def rows_of_subjects(
     """For each of these subjects that a batch has: its number, its rows, the seconds in which they are due, and their
     bytes.
 
-    A row that was due when it was accepted counts in the second in which it was.
+    A row that was due when it was accepted counts in the second in which it was. Dead letters count as `DEAD_LETTERS`
+    alone: no subject of theirs is counted.
     """
     numbers = [subjects.get(name) for name in batch.subjects()]
     found = {number for number in numbers if number is not None}
-    if not found:
+    letters = dead_letters(batch).tolist() if DEAD_LETTERS in subjects else []
+    if not found and not letters:
         return []
     seconds = np.maximum(batch.int64s(ColumnId.DELIVER_AT_MS), accepted_at_ms) // SECOND_MS
     sizes = batch.body_bytes()
     if ColumnId.HEADERS_END in batch:
         starts, ends = batch.region(ColumnId.HEADERS_END)
         sizes += ends - starts
-    if len(numbers) == 1:
+    if len(numbers) == 1 and found:
         return [(found.pop(), np.arange(batch.count), seconds, sizes)]
     # A table may name a subject twice.
     number_of = np.array([-1 if number is None else number for number in numbers])
-    of_rows = number_of.take(batch.uint32s(ColumnId.SUBJECT))
+    of_rows = number_of.take(batch.uint32s(ColumnId.SUBJECT)) if len(numbers) > 1 else np.full(batch.count, -1)
+    if letters:
+        found.add(subjects[DEAD_LETTERS])
+        of_rows[letters] = subjects[DEAD_LETTERS]
     order = np.argsort(of_rows, kind="stable")
     wanted = np.array(sorted(found))
     bounds = np.searchsorted(of_rows.take(order), (wanted, wanted + 1)).T.tolist()

@@ -32,6 +32,7 @@ from delayd.delay.filing.checkpointer import Checkpointer
 from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.intake import Intake
 from delayd.delay.quotas.counting import (
+    DEAD_LETTERS,
     AllCounted,
     CountedRows,
     Counting,
@@ -62,7 +63,7 @@ from delayd.log.control import (
     encode_limits,
     quota_key,
 )
-from delayd.log.hour import EndedRows
+from delayd.log.hour import HAD_DEAD_LETTERS, EndedRows
 from delayd.log.log import Log
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
@@ -188,6 +189,7 @@ class Quotas:
         self._rest = site.alarms.alarm(self._count)  # While it is on, no counting begins.
         site.alarms.every(SECOND_MS, self._each_second)
         self._stopping = False
+        self._letters_left_out = False  # Whether there are more dead letters than memory for their count.
         self._full = False  # Whether the counts take as much memory as they may.
         damaged: list[DamagedValue] = []
         for key, value in site.state.scan(QUOTA_PREFIX, damaged):
@@ -201,6 +203,19 @@ class Quotas:
     def uncounted(self) -> int:
         """How many subjects have a quota and are not counted, so that nothing can be sent to them."""
         return sum(not self._tallies[subject].counted for subject in self._limits)
+
+    @property
+    def dead_letters(self) -> int | None:
+        """How many dead letters are kept here; None while they are not counted."""
+        tally = self._tallies.get(DEAD_LETTERS)
+        if tally is None:
+            return None if self._letters_left_out else 0
+        return tally.rows if tally.counted else None
+
+    def count_dead_letters(self) -> None:
+        """Some are here: count them from now on."""
+        if not self._letters_left_out:
+            self._tally(DEAD_LETTERS)
 
     @property
     def is_full(self) -> bool:
@@ -220,9 +235,18 @@ class Quotas:
             tally.given.expire(self._clock.monotonic_ms())
             if tally.used_ms <= idle_ms:
                 self._drop_unused(tally)
+        if self._held_bytes() > BYTES_MAX:
+            self._leave_letters_out()
         self._full = self._held_bytes() > BYTES_MAX
         self._look_at_peers()
         self._count()
+
+    def _leave_letters_out(self) -> None:
+        """Count no dead letters until the next start: no send is to wait because they take the memory."""
+        if (tally := self._tallies.get(DEAD_LETTERS)) is not None:
+            log.warning("dead_letters_not_counted rows=%d", tally.rows)
+            self._letters_left_out = True
+            self._drop([tally])
 
     def _look_at_peers(self) -> None:
         """Take another share of each quota when delay servers came or went."""
@@ -535,6 +559,9 @@ class Quotas:
     def _count(self) -> None:
         """Begin to count the subjects that are not counted yet, one reading at a time."""
         wanted = [tally for tally in self._tallies.values() if not tally.counted]
+        if len(wanted) > 1:
+            # Dead letters are counted last, and by themselves: that reads fewer hours, and nobody waits for it.
+            wanted = [tally for tally in wanted if tally.subject != DEAD_LETTERS]
         if self._counting or not wanted or self._stopping or self._rest.at_ms is not None:
             return
         # What was counted until now is in the logs that are read; only rows that come from now on are not.
@@ -542,6 +569,7 @@ class Quotas:
         books = self._books
         snapshot = Snapshot(
             {tally.subject: tally.number for tally in wanted},
+            HAD_DEAD_LETTERS if wanted[0].subject == DEAD_LETTERS else 0,
             books.filed.hours.rows.copy(),
             books.filed.beside.rows.copy(),
             books.checkpointer.replay,
@@ -565,6 +593,8 @@ class Quotas:
         try:
             found = done.result()
         except (SlowDown, Stopping, DataError) as error:
+            if isinstance(error, SlowDown) and tallies[0].subject == DEAD_LETTERS:
+                self._leave_letters_out()
             self._rest.after(RETRY_MS)
             log.warning("quotas_not_counted subjects=%d reason=%r", len(tallies), str(error))
             told = error if not isinstance(error, DataError) else SlowDown(f"nothing could be counted: {error}")
@@ -609,7 +639,9 @@ class Quotas:
             self._numbers[subject] = self._next_number
             self._by_number[self._next_number] = tally
             self._next_number += 1
-            self._books.intake.gate = self
+            if subject != DEAD_LETTERS:
+                # No batch of a client has dead letters, so none needs a look for them.
+                self._books.intake.gate = self
         return tally
 
     def _begin_anew(self, tallies: list[SubjectTally]) -> list[SubjectTally]:
@@ -621,20 +653,27 @@ class Quotas:
         return begun
 
     def _drop_unused(self, tally: SubjectTally) -> None:
-        """Count a subject no more that has no quota, if nobody waits until it is counted."""
-        if tally.subject not in self._limits and not tally.waiting:
+        """Count a subject no more that has no quota, if nobody waits until it is counted; and dead letters when none
+        is left.
+        """
+        if tally.subject == DEAD_LETTERS:
+            needed = bool(tally.rows) or not tally.counted
+        else:
+            needed = tally.subject in self._limits or bool(tally.waiting)
+        if not needed:
             self._drop([tally])
 
     def _drop(self, tallies: list[SubjectTally]) -> None:
         for tally in tallies:
             del self._tallies[tally.subject], self._numbers[tally.subject], self._by_number[tally.number]
+        if not self._tallies.keys() - {DEAD_LETTERS}:
+            # No batch needs a look, nor do those that are under way.
+            self._books.intake.gate = None
+            self._under_way.clear()
         if self._tallies:
             self._rows.forget(*(tally.number for tally in tallies))
         else:
-            # Nothing is counted: no batch needs a look, nor do those that are under way.
             self._rows = AllCounted()
-            self._books.intake.gate = None
-            self._under_way.clear()
 
     def _held_bytes(self) -> int:
         return self._rows.held_bytes + sum(tally.profile.held_bytes for tally in self._tallies.values())

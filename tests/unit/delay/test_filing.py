@@ -240,6 +240,20 @@ def test_rules_S4_S6_an_hour_that_is_not_what_it_was_is_told_and_stays_and_other
     assert not last.hours().get(HOUR).sealed and seals_of(last) == [0, 1]
 
 
+def test_what_is_pending_is_told_when_hours_before_it_were_sealed_and_after_restarts() -> None:
+    world = ended()
+    world.send(wanted(2, 5 * HOUR_MS, "far"))
+    world.settle()
+    world.checkpoint()
+    assert world.status("pending") == 2
+    over(world)
+    world.sweep()
+    assert world.hours().get(HOUR).sealed and world.status("pending") == 2
+    for _ in range(2):
+        world = world.after_crash(PowerLoss.ALL_LOST)
+        assert world.status("pending") == 2
+
+
 def test_rule_L8_a_full_disk_seals_nothing_and_what_waits_seals_when_there_is_space() -> None:
     world = ended()
     over(world)

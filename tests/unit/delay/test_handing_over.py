@@ -12,6 +12,7 @@ import pytest
 from delayd.batch.batch import Batch
 from delayd.config import DelayConfig
 from delayd.errors import BadArgument, BatchMalformed, DiskReserve, DispatchRefused, UnknownServer
+from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
@@ -155,6 +156,13 @@ def test_rule_S3_refused_rows_are_tried_alone_and_dead_when_they_were_refused_fo
     again = world.after_crash(PowerLoss.ALL_LOST)
     again.pass_ms(5_000)
     assert again.bodies() == [b"good-0", b"good-1"], "what is dead stays dead"
+    assert again.status("dead_rows") == 2
+    again.clock.advance(HOUR_MS)
+    again.pass_ms(2_000)
+    again.checkpoint()
+    again.sweep()
+    assert again.hours().get(hour_of_ms(START_MS)).sealed
+    assert again.status("dead_rows") == again.after_crash(PowerLoss.ALL_LOST).status("dead_rows") == 2
 
 
 def test_rule_S3_time_during_which_a_target_is_away_makes_nothing_dead() -> None:
