@@ -43,6 +43,7 @@ from delayd.batch.labels import (
     decode_headers,
     decode_tags,
     encode_tags,
+    number_in,
 )
 from delayd.batch.names import (
     HEADERS_BYTES_MAX,
@@ -442,12 +443,6 @@ def headers_of(batch: Batch, row: int) -> Headers:
         return decode_headers(bytes(item[:length]))
     except BadHeaders:
         return {}
-
-
-def number_in(headers: Headers, name: str) -> int:
-    """A number in the headers of an earlier life; 0 when there is none."""
-    value = headers.get(name)
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else 0
 
 
 def _history(headers: Headers) -> list[object]:

@@ -331,12 +331,20 @@ KEY = "delayd.key"  # The key of its first life: a label, because the message do
 REASON = "delayd.reason"  # Why it is a dead letter.
 DEAD_AT_MS = "delayd.dead_at_ms"  # Since when.
 
+LIFE_DIGITS_MAX = 19  # An instant or a sequence fits into 63 bits.
 HISTORY_MAX = 10  # Lives that the history names.
 ERROR_BYTES_MAX = 2_000  # Of an error or a reason; a longer one is cut.
 
 TAG_PREFIX = "%"  # Tags that begin with it are the servers' own, too.
 DEAD_TAG = "%dead"  # Of a message that is kept as a dead letter.
 DEAD_KEPT_MS = 725 * 24 * 3_600_000  # How long a dead letter is kept: a week less than the furthest due instant.
+
+
+def number_in(headers: Headers, name: str) -> int:
+    """A number in the headers that tell of earlier lives; 0 when there is none."""
+    value = headers.get(name, "")
+    is_one = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= LIFE_DIGITS_MAX
+    return int(value) if is_one else 0
 
 
 def cut_text(text: str) -> str:

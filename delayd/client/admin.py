@@ -28,6 +28,7 @@ from delayd.batch.labels import (
     ORIGIN,
     REASON,
     Headers,
+    number_in,
 )
 from delayd.client.asking import ask
 from delayd.client.asking.ask import GroupAt, Listing, Moved, QuotaAt
@@ -121,15 +122,15 @@ def _due(died: datetime | None) -> datetime | None:
 
 def _letter(message: PendingMessage) -> Letter:
     headers = message.headers or {}
-    died_ms, first_due_ms = _number(headers, DEAD_AT_MS), _number(headers, FIRST_DUE_MS)
+    died_ms, first_due_ms = number_in(headers, DEAD_AT_MS), number_in(headers, FIRST_DUE_MS)
     is_dead = DEAD_TAG in message.tags
     return Letter(
         message.receipt,
         utc(died_ms) if is_dead else None,
-        _number(headers, ATTEMPT),
+        number_in(headers, ATTEMPT),
         _text(headers, REASON),
         _text(headers, ERROR),
-        _number(headers, ORIGIN),
+        number_in(headers, ORIGIN),
         utc(first_due_ms) if first_due_ms else None,
         _text(headers, KEY) or None,
         tuple(tag for tag in message.tags if tag != DEAD_TAG),
@@ -141,11 +142,6 @@ def _letter(message: PendingMessage) -> Letter:
 def _text(headers: Headers, name: str) -> str:
     value = headers.get(name, "")
     return value if isinstance(value, str) else ""
-
-
-def _number(headers: Headers, name: str) -> int:
-    text = _text(headers, name)
-    return int(text) if text.isdecimal() else 0
 
 
 R = TypeVar("R")

@@ -9,7 +9,9 @@ Invariant: each step names the file and the byte at which it was read. Nothing i
 directory that is not here would tell, is said in a sentence.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -17,19 +19,20 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch.columns import BatchKind, ColumnId
+from delayd.batch.labels import FIRST_DUE_MS, decode_headers, number_in
 from delayd.batch.names import parse_retry_subject, retry_subject
 from delayd.batch.sequences import ROW_BITS, locate
-from delayd.errors import BadArgument, BatchMalformed, DamagedData, NewerFormat
+from delayd.errors import BadArgument, BadHeaders, BatchMalformed, DamagedData, NewerFormat
 from delayd.hours import hour_name
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_gaps
 from delayd.log.consume import consume_place, read_unchecked
 from delayd.log.consume import segment_bases as consume_bases
-from delayd.log.control import GroupCreated, GroupDeleted, GroupMoved, RetryDecided, decode_sound
+from delayd.log.control import GroupBegins, GroupCreated, GroupDeleted, GroupMoved, RetryDecided, decode_sound
 from delayd.log.group import GroupKind
 from delayd.log.hour import decode_outcomes, dispatch_path, schedule_path
 from delayd.log.log import LogPlace
-from delayd.log.pull import PullEntry, PullOp, decode_entries, decode_rows
+from delayd.log.pull import PullEntry, PullOp, RetryRow, decode_entries, decode_rows
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.machine.clock import STOOD_STILL
 from delayd.machine.disk import Disk
@@ -61,6 +64,8 @@ FOLLOWED = (Reason.MOVED, Reason.REPLACED, Reason.DRAINED)
 NEVER_TOOK = tuple(reason_name(reason) for reason in (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT))
 SETTLED = ("acknowledged", "retried", "rejected")  # A group waits for nothing any more behind these words.
 ENDS = {PullOp.ACK: "acknowledged", PullOp.NACK: "given back", PullOp.LAPSED: "lapsed", PullOp.RETURNED: "returned"}
+_Record = GroupCreated | GroupBegins | GroupMoved | GroupDeleted | RetryDecided | PullEntry
+_ABOUT_GROUPS = (GroupCreated, GroupBegins, GroupMoved, GroupDeleted, RetryDecided)
 _Servers = dict[tuple[Role, int], Directory]  # All that are in the data directory, by role and log_id.
 
 
@@ -73,7 +78,7 @@ class Step:
     path: str
     position: int
     detail: str = ""
-    log_id: int = 0  # The delay server that has taken the message in a drain; 0: that of the trace.
+    log_id: int = 0  # The delay server that has taken the message since; 0: that of the trace.
     late_ms: int | None = None  # From the later of due and accepted, of the steps `claimed` and `appended`.
 
 
@@ -99,26 +104,49 @@ class _NextLife(NamedTuple):
     is_dead: bool
 
 
-class _Follower(NamedTuple):
-    """The row that took the place of another one: at the same delay server, or, of a drained row, at another one."""
+class _Place(NamedTuple):
+    """A row: its sequence at a delay server."""
 
     log_id: int
     sequence: int
 
 
-class _Pulled(NamedTuple):
-    """What groups did with a message: the steps, how it lives on, and the last word of each group that is there."""
+class _FirstLife(NamedTuple):
+    """What later lives say of the first one. Messages of several servers may have one sequence, and come together."""
 
-    steps: list[Step]
-    lives: list[_NextLife]
-    last: dict[str, str]
+    sequence: int
+    due_ms: int  # 0: nobody knows. The headers of a message that left before it was filed are not kept.
+
+    @classmethod
+    def of(cls, row: FoundRow) -> _FirstLife:
+        """What a row says of it."""
+        try:
+            headers = decode_headers(row.headers)
+        except BadHeaders:
+            headers = {}  # Intake refuses such headers, so a file was changed, and nothing is known.
+        return cls(row.origin_sequence, number_in(headers, FIRST_DUE_MS))
+
+    def may_be_of(self, row: FoundRow) -> bool:
+        """Whether a row may be a later life of the same message."""
+        said = self.of(row)
+        return said.sequence == self.sequence and (said.due_ms == self.due_ms or not (said.due_ms and self.due_ms))
+
+
+class _Lived(NamedTuple):
+    """The lives of a message up to now: what is known of the first one, and all rows that it was."""
+
+    first: _FirstLife | None
+    places: Set[_Place]
+
+
+NOT_LIVED = _Lived(None, frozenset())
 
 
 class _Row(NamedTuple):
     """The steps of one row; the row in its place, if one is; and how it lives on."""
 
     found: Trace | None
-    follower: _Follower | None = None
+    follower: _Place | None = None  # Of a drained row it is at another delay server.
     lives: tuple[_NextLife, ...] = ()
 
 
@@ -170,9 +198,12 @@ def _trace_key(disk: Disk, delay: Directory, servers: _Servers, subject: str, ke
     return found
 
 
-def _trace(disk: Disk, delay: Directory, servers: _Servers, subject: str, sequence: int) -> Trace | None:
+def _trace(
+    disk: Disk, delay: Directory, servers: _Servers, subject: str, sequence: int, lived: _Lived = NOT_LIVED
+) -> Trace | None:
+    """The trace of a row and of all that it became; ``lived`` has the lives of the message before this one."""
     found, follower, lives = _trace_row(disk, delay, servers, subject, sequence)
-    followed = {_Follower(delay.log_id, sequence)}
+    followed = {*lived.places, _Place(delay.log_id, sequence)}
     while found is not None and follower is not None and follower not in followed:  # Files that lie may name a circle.
         followed.add(follower)
         sequence, taker = follower.sequence, servers.get((Role.DELAY, follower.log_id))
@@ -189,35 +220,34 @@ def _trace(disk: Disk, delay: Directory, servers: _Servers, subject: str, sequen
             break
         _go_on(found, after)
     if found is not None and lives:
-        origin = _origin_of(disk, delay, subject, sequence)
+        first = lived.first or _first_life(disk, delay, subject, sequence, found.deliver_at_ms)
         for life in lives:
-            _live_on(disk, delay, servers, found, life, (origin, sequence))
+            _live_on(disk, servers, found, life, _Lived(first, frozenset(followed)))
     return found
 
 
 def _go_on(found: Trace, after: Trace) -> None:
     """Add the trace of the row that a message lives on in; it waits for what that row waits for, too."""
-    is_elsewhere = after.log_id != found.log_id
-    found.steps += [replace(step, log_id=after.log_id) for step in after.steps] if is_elsewhere else after.steps
+    found.steps += [replace(step, log_id=step.log_id or after.log_id) for step in after.steps]
     found.deliver_at_ms = after.deliver_at_ms
     found.waits_for = _both(found.waits_for, after.waits_for)
     found.unseen += after.unseen
 
 
-def _live_on(
-    disk: Disk, delay: Directory, servers: _Servers, found: Trace, life: _NextLife, before: tuple[int, int]
-) -> None:
-    """Go on with the next life of a message; ``before`` has the sequences of its first life and of the last one."""
-    if life.origin_log_id != delay.log_id:
-        found.unseen.append(f"its next life: it is at delay server {life.origin_log_id:016x}, not at this one")
+def _live_on(disk: Disk, servers: _Servers, found: Trace, life: _NextLife, lived: _Lived) -> None:
+    """Go on with the next life of a message."""
+    log_id = life.origin_log_id
+    delay = servers.get((Role.DELAY, log_id))
+    if delay is None:
+        found.unseen.append(f"its next life: the directory of delay server {log_id:016x}, which takes it, is not here")
         return
-    origin, last = before
+    last = max((place.sequence for place in lived.places if place.log_id == log_id), default=0)
     rows = _rows_of(disk, delay, WantedMessages(from_ms=life.due_ms, subject=life.subject.encode()))
-    own = (
-        row for row in rows if row.sequence > last and (row.deliver_at_ms, row.origin_sequence) == (life.due_ms, origin)
-    )
-    next_one = min((row.sequence for row in own), default=None)
-    after = None if next_one is None else _trace(disk, delay, servers, life.subject, next_one)
+    rows = [row for row in rows if row.sequence > last and row.deliver_at_ms == life.due_ms]
+    own = sorted(row.sequence for row in rows if lived.first is not None and lived.first.may_be_of(row))
+    if len(own) > 1:
+        found.unseen.append(f"which of the sequences {own} of delay server {log_id:016x} is its next life")
+    after = _trace(disk, delay, servers, life.subject, own[0], lived) if own else None
     if after is None:
         lost = "its delay server, which has not taken its next life, or has removed it since"
         found.waits_for = _both(found.waits_for, lost)
@@ -231,11 +261,11 @@ def _both(one: str, other: str) -> str:
     return f"{one}; and {other}" if one and other else one or other
 
 
-def _origin_of(disk: Disk, delay: Directory, subject: str, sequence: int) -> int:
+def _first_life(disk: Disk, delay: Directory, subject: str, sequence: int, due_ms: int) -> _FirstLife:
     if parse_retry_subject(subject) is None:
-        return sequence
+        return _FirstLife(sequence, due_ms)
     rows = _rows_of(disk, delay, WantedMessages(subject=subject.encode(), sequence=sequence))
-    return next((row.origin_sequence for row in rows if row.origin_sequence), sequence)
+    return next((_FirstLife.of(row) for row in rows if row.origin_sequence), _FirstLife(sequence, due_ms))
 
 
 def _rows_of(disk: Disk, delay: Directory, wanted: WantedMessages) -> list[FoundRow]:
@@ -288,7 +318,7 @@ def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, se
         if int(part["reason"]) not in FOLLOWED:
             return _Row(found)
         is_drained = int(part["reason"]) == Reason.DRAINED
-        return _Row(found, _Follower(int(part["target_log_id"]) if is_drained else delay.log_id, other))
+        return _Row(found, _Place(int(part["target_log_id"]) if is_drained else delay.log_id, other))
     return _Row(found, None, tuple(_at_target(disk, servers, found, part, subject, due_from_ms)))
 
 
@@ -448,13 +478,15 @@ def _at_target(
         return []
     consume, step = indexed
     found.steps.append(step)
-    pulled = _pulled(disk, target, subject, consume, found)
+    pulled = _pulled(disk, target, subject, consume, part)
     found.steps += pulled.steps
-    for group, word in sorted(pulled.last.items()):
+    if not pulled.is_whole:
+        found.unseen.append("pulls of groups whose records a checkpoint has removed from the pull log")
+    for group, word in pulled.last:
         if word not in SETTLED:
-            does = "acknowledges it" if word == "pulled" else "pulls it again"
+            does = {"": "pulls it", "pulled": "acknowledges it"}.get(word, "pulls it again")
             found.waits_for = _both(found.waits_for, f"a consumer of group {group} that {does}")
-    if not pulled.steps:
+    if not pulled.last and not pulled.steps:
         found.waits_for = "a consumer that pulls it"
     return pulled.lives
 
@@ -479,78 +511,115 @@ def _entry_position(number: int) -> int:
     return FILE_HEADER_BYTES + number * 8 + number // 512 * 8
 
 
-def _pulled(disk: Disk, target: Directory, subject: str, consume: int, found: Trace) -> _Pulled:
-    """What groups of consumers did with a message, in the order of the pull log, and how it lives on."""
-    place = LogPlace(f"{target.path}/pull", FileKind.PULL, target.log_id)
-    bases = segment_bases(disk, place)
-    steps: list[Step] = []
-    lives: list[_NextLife] = []
-    last: dict[int, str] = {}
-    if not bases:
-        return _Pulled(steps, lives, {})
-    names: dict[int, tuple[str, str]] = {}
-    pulls: set[tuple[int, int]] = set()  # Group and pull sequence of each time that it was given out.
-    unknown: set[int] = set()
-    for offset, record in _records(disk, place, bases[0]):
+class _Pulled:
+    """What groups did with one message: the steps, how it lives on, and what each group that is there did last."""
+
+    def __init__(self, target: int, subject: str, consume: int, claimed_at_ms: int) -> None:
+        self.steps: list[Step] = []
+        self.lives: list[_NextLife] = []
+        self.is_cut = False  # Whether a checkpoint has removed the beginning of the log.
+        self._target = target
+        self._subject = subject
+        self._consume = consume
+        self._claimed_at_ms = claimed_at_ms
+        self._names: dict[int, tuple[str, str]] = {}
+        self._last: dict[int, str] = {}  # By group; "" of one that gets the message and has not pulled it.
+        self._held: set[tuple[int, int]] = set()  # Group and pull sequence of each time that it was given out.
+        self._unknown: set[int] = set()
+
+    @property
+    def last(self) -> list[tuple[str, str]]:
+        """Each group and its last word about the message, by name."""
+        return sorted((self._names[group_id][1], word) for group_id, word in self._last.items())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the log names all groups and all that they did."""
+        return not (self.is_cut or self._unknown)
+
+    def take(self, record: _Record, path: str, position: int) -> None:
+        """Take the next record, which stands at a byte of a file."""
+        group_id = record.group_id
         if isinstance(record, GroupCreated):
-            names[record.group_id] = (record.subject, record.group)
-            continue
-        own = names.get(record.group_id)
-        if own is None:
-            unknown.add(record.group_id)
-            continue
-        path, position = place_of(disk, place, offset)
-        held = {at for group_id, at in pulls if group_id == record.group_id}
-        if isinstance(record, GroupMoved | GroupDeleted):
-            pulls -= {(record.group_id, at) for at in held}
-            word = "moved" if isinstance(record, GroupMoved) else "deleted"
-            steps += [Step("let go", None, path, position, f"group {own[1]} was {word}")] * len(held)
-            known = last.pop(record.group_id, None)
-            # A group that was moved back gets the message again, also when it has acknowledged it.
-            if known is not None and isinstance(record, GroupMoved) and record.next <= consume:
-                last[record.group_id] = "let go"
-            continue
-        if isinstance(record, RetryDecided):
+            self._names[group_id] = (record.subject, record.group)
+            if record.subject == self._subject:
+                self._last[group_id] = ""
+            return
+        if group_id not in self._names:
+            self._unknown.add(group_id)
+            return
+        held = {at for own, at in self._held if own == group_id}
+        if isinstance(record, GroupBegins):
+            if record.begins_at_ms > self._claimed_at_ms:
+                self._last.pop(group_id, None)
+        elif isinstance(record, GroupMoved | GroupDeleted):
+            self._let_go(record, held, path, position)
+        elif isinstance(record, RetryDecided):
             for row in decode_rows(record.rows):
                 for at in held.intersection(range(row.pull_first, row.pull_first + row.covered)):
-                    pulls.discard((record.group_id, at))
-                    due = np.datetime64(row.due_ms, "ms")
-                    why = f": {row.reason or row.error}" if row.reason or row.error else ""
-                    what, detail = ("rejected", "") if row.reason else ("retried", f", due {due}Z")
-                    steps.append(Step(what, record.at_ms, path, position, f"group {own[1]}{detail}{why}"))
-                    last[record.group_id] = what
-                    whose = parse_retry_subject(subject)
-                    again = retry_subject(target.log_id, record.group_id) if whose is None else subject
-                    lives.append(_NextLife(record.origin, again, row.due_ms, bool(row.reason)))
-            continue
-        pulled = record.pull_first + consume - record.consume_first
-        if record.op is PullOp.PULL:
-            if own[0] != subject or not record.consume_first <= consume < record.consume_first + record.covered:
-                continue
-            pulls.add((record.group_id, pulled))
-            what, detail = "pulled", f"group {own[1]}, attempt {record.attempt}"
+                    self._held.discard((group_id, at))
+                    self._retried(record, row, path, position)
         else:
-            covers = range(record.pull_first, record.pull_first + record.covered)
-            hit = next((at for at in held if at in covers), None)
-            if hit is None:
-                continue
-            pulls.discard((record.group_id, hit))
-            what, detail = ENDS[record.op], f"group {own[1]}"
-        steps.append(Step(what, record.at_ms, path, position, detail))
-        last[record.group_id] = what
-    if bases[0] > 0 or unknown:
-        found.unseen.append("pulls of groups whose records a checkpoint has removed from the pull log")
-    return _Pulled(steps, lives, {names[group_id][1]: word for group_id, word in last.items()})
+            self._entry(record, held, path, position)
+
+    def _step(self, group_id: int, what: str, at_ms: int, path: str, position: int, detail: str = "") -> None:
+        self.steps.append(Step(what, at_ms, path, position, f"group {self._names[group_id][1]}{detail}"))
+        self._last[group_id] = what
+
+    def _let_go(self, record: GroupMoved | GroupDeleted, held: set[int], path: str, position: int) -> None:
+        group_id, is_move = record.group_id, isinstance(record, GroupMoved)
+        self._held -= {(group_id, at) for at in held}
+        detail = f"group {self._names[group_id][1]} was {'moved' if is_move else 'deleted'}"
+        self.steps += [Step("let go", None, path, position, detail)] * len(held)
+        known = self._last.pop(group_id, "")
+        # A group that was moved back gets the message again, also when it has acknowledged it.
+        if (
+            isinstance(record, GroupMoved)
+            and record.next <= self._consume
+            and self._names[group_id][0] == self._subject
+        ):
+            self._last[group_id] = known and "let go"
+
+    def _retried(self, record: RetryDecided, row: RetryRow, path: str, position: int) -> None:
+        due = np.datetime64(row.due_ms, "ms")
+        why = f": {row.reason or row.error}" if row.reason or row.error else ""
+        what, detail = ("rejected", "") if row.reason else ("retried", f", due {due}Z")
+        self._step(record.group_id, what, record.at_ms, path, position, f"{detail}{why}")
+        is_first = parse_retry_subject(self._subject) is None
+        again = retry_subject(self._target, record.group_id) if is_first else self._subject
+        self.lives.append(_NextLife(record.origin, again, row.due_ms, bool(row.reason)))
+
+    def _entry(self, entry: PullEntry, held: set[int], path: str, position: int) -> None:
+        group_id = entry.group_id
+        if entry.op is not PullOp.PULL:
+            hit = next((at for at in held if entry.pull_first <= at < entry.pull_first + entry.covered), None)
+            if hit is not None:
+                self._held.discard((group_id, hit))
+                self._step(group_id, ENDS[entry.op], entry.at_ms, path, position)
+            return
+        number = self._consume - entry.consume_first
+        if self._names[group_id][0] == self._subject and 0 <= number < entry.covered:
+            self._held.add((group_id, entry.pull_first + number))
+            self._step(group_id, "pulled", entry.at_ms, path, position, f", attempt {entry.attempt}")
 
 
-def _records(
-    disk: Disk, place: LogPlace, start: int
-) -> Iterator[tuple[int, GroupCreated | GroupDeleted | GroupMoved | RetryDecided | PullEntry]]:
+def _pulled(disk: Disk, target: Directory, subject: str, consume: int, part: np.void) -> _Pulled:
+    """What groups of consumers did with the message of a dispatch part, in the order of the pull log."""
+    place = LogPlace(f"{target.path}/pull", FileKind.PULL, target.log_id)
+    bases = segment_bases(disk, place)
+    pulled = _Pulled(target.log_id, subject, consume, int(part["claimed_at_ms"]))
+    for offset, record in _records(disk, place, bases[0]) if bases else ():
+        pulled.take(record, *place_of(disk, place, offset))
+    pulled.is_cut = bool(bases and bases[0] > 0)
+    return pulled
+
+
+def _records(disk: Disk, place: LogPlace, start: int) -> Iterator[tuple[int, _Record]]:
     for group in read_log(disk, place, start, log_size(disk, place), []):
         for offset, batch in group.batches():
             if group.header.kind == GroupKind.CONTROL:
                 for record in decode_sound(batch):
-                    if isinstance(record, GroupCreated | GroupDeleted | GroupMoved | RetryDecided):
+                    if isinstance(record, _ABOUT_GROUPS):
                         yield offset, record
             else:
                 for entry in decode_entries(batch):

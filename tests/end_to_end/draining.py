@@ -27,6 +27,7 @@ class Fleet(NamedTuple):
     old_data: Path
     new: ServerProcess
     new_data: Path
+    realtime: ServerProcess
 
     def command(self, *words: str) -> Ran:
         """Run a `delayd server` command."""
@@ -46,11 +47,12 @@ def open_fleet(folder: Path) -> Iterator[Fleet]:
         meta = stack.enter_context(ServerProcess("meta", data, META))
         own = {"meta": meta.address, "secret_file": str(data / "cluster.secret")}
         old = ServerProcess("delay", old_data, own)
-        stack.enter_context(started(old, ServerProcess("realtime", data, own)))
+        realtime = ServerProcess("realtime", data, own)
+        stack.enter_context(started(old, realtime))
         with delayd.Producer(meta.address) as producer:
             # The first one owns keys, and the second one may own some once the first one knows it.
             producer.send("s", b"first", delay=timedelta(0), key="first")
         new = stack.enter_context(ServerProcess("delay", new_data, own))
-        fleet = Fleet(data, meta, old, old_data, new, new_data)
+        fleet = Fleet(data, meta, old, old_data, new, new_data, realtime)
         wait_until(lambda: fleet.state_of(new) == "serves", "both serve")
         yield fleet

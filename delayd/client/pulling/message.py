@@ -23,7 +23,7 @@ from delayd.batch import labels
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s, padded
 from delayd.batch.gather import item_of
-from delayd.batch.labels import Headers, decode_headers, decode_tags
+from delayd.batch.labels import Headers, decode_headers, decode_tags, number_in
 from delayd.batch.names import ORDERED_WAIT_MS_MAX, RETRY_PREFIX
 from delayd.client.instants import utc
 from delayd.client.pulling.acks import ACK, Handles, Word, later, rejected
@@ -72,17 +72,12 @@ def life_of(batch: Batch, row: int) -> PastLives:
     except BadHeaders:
         return FIRST_LIFE
     # A dead letter that somebody has sent back to its group begins anew.
-    attempts = 0 if labels.REASON in headers else _number(headers, labels.ATTEMPT)
+    attempts = 0 if labels.REASON in headers else number_in(headers, labels.ATTEMPT)
     error = headers.get(labels.ERROR, "")
-    origin, first_due_ms = _number(headers, labels.ORIGIN), _number(headers, labels.FIRST_DUE_MS)
+    origin, first_due_ms = number_in(headers, labels.ORIGIN), number_in(headers, labels.FIRST_DUE_MS)
     key = headers.get(labels.KEY)
     known_key = key if isinstance(key, str) else None
     return PastLives(attempts, origin, first_due_ms, error if isinstance(error, str) else "", known_key)
-
-
-def _number(headers: Headers, name: str) -> int:
-    value = headers.get(name)
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20 else 0
 
 
 class Pulled(NamedTuple):
