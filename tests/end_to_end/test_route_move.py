@@ -40,8 +40,7 @@ def test_all_subjects_of_a_server_go_but_for_those_whose_messages_would_be_stran
                 with delayd.Consumer(meta.address, subject, group="g") as consumer:
                     consumer.pull(1, wait=timedelta(seconds=DEADLINE_S)).ack()
             producer.send_batch("full", [b"x"] * 40, delay=timedelta(0))
-            source = run("servers", "--meta", meta.address, "--role", "realtime", "--format", "csv").out.split(",")
-            old = next(word for word in source if len(word) == 16 and word.isalnum())
+            (old,) = _realtime_ids(meta.address)
             refused = move("--all-from", old)
             assert refused.code == 4 and "start one" in refused.err, "there is no other server"
             second = tmp_path / "second"
@@ -141,13 +140,11 @@ def test_a_running_consumer_follows_a_subject_and_acknowledges_at_the_old_server
         for each in every:
             assert not len(each.pull(wait=timedelta(0)))
         sent = count()
-        rows = run("servers", "--meta", meta.address, "--role", "realtime", "--format", "csv").out
-        old_id = next(word for word in rows.split(",") if len(word) == 16 and word.isalnum())
+        (old_id,) = _realtime_ids(meta.address)
         stack.enter_context(ServerProcess("realtime", tmp_path / "second", own))
 
         def moved_to_the_second() -> bool:
-            rows = run("servers", "--meta", meta.address, "--role", "realtime", "--format", "csv").out
-            ids = {word for word in rows.replace("\n", ",").split(",") if len(word) == 16 and word.isalnum()}
+            ids = _realtime_ids(meta.address)
             words = ["--to", *(ids - {old_id}), "--yes", "--meta", meta.address, "--data", str(tmp_path)]
             return len(ids) == 2 and run("route", "move", "moved", *words).code == 0
 
@@ -162,15 +159,7 @@ def test_a_running_consumer_follows_a_subject_and_acknowledges_at_the_old_server
 
         wait_until(follows, "the consumer asks the second server")
         producer.send("moved", b"new", delay=timedelta(0))
-        came: list[bytes] = []
-
-        def new_came() -> bool:
-            batch = consumer.pull(10, wait=timedelta(seconds=0.5))
-            came.extend(batch.bodies)
-            batch.ack()
-            return b"new" in came
-
-        wait_until(new_came, "the message behind the move comes")
+        wait_until(partial(_has_come, consumer, [], b"new"), "the message behind the move comes")
         wanted = {b"new", *(b"on the way %d" % number for number in range(next(sent)))}
         # The consumer of one subject has left the old server, so it misses what still came there after the move.
         for each, due in zip(every, (wanted, wanted, {b"new"}), strict=True):
@@ -187,3 +176,50 @@ def test_a_running_consumer_follows_a_subject_and_acknowledges_at_the_old_server
 def _has_seen(consumer: delayd.Consumer, seen: set[bytes], wanted: set[bytes]) -> bool:
     seen.update(consumer.pull(100, wait=timedelta(seconds=0.5)).bodies)
     return seen >= wanted
+
+
+def test_an_exclusive_consumer_follows_a_subject_once_it_holds_nothing_where_it_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "ROUTE_LOOK_S", 0.1)
+    with ExitStack() as stack:
+        meta = stack.enter_context(ServerProcess("meta", tmp_path, META))
+        own: dict[str, Value] = {"meta": meta.address, "secret_file": str(tmp_path / "cluster.secret")}
+        stack.enter_context(ServerProcess("delay", tmp_path, own))
+        stack.enter_context(ServerProcess("realtime", tmp_path, own))
+        producer = stack.enter_context(delayd.Producer(meta.address))
+        producer.send("led", b"1", delay=timedelta(0))
+        lease = timedelta(seconds=5)
+        lead = stack.enter_context(delayd.Consumer(meta.address, "led", "g", exclusive=True, lease=lease))
+        (held,) = wait_until(lambda: list(lead.pull(1, wait=timedelta(seconds=1))))
+        moved = ("route", "move", "--all-from", _realtime_ids(meta.address).pop(), "--strand", "--yes")
+        stack.enter_context(ServerProcess("realtime", tmp_path / "second", own))
+        secret = ("--meta", meta.address, "--data", str(tmp_path))
+        wait_until(lambda: run(*moved, *secret).code == 0, "the subject moves")
+        probe = stack.enter_context(delayd.Consumer(meta.address, "led", "probe"))
+
+        def has_moved() -> bool:
+            producer.send("led", b"on the way", delay=timedelta(0))
+            held.extend(lease)
+            lead.pull(10, wait=timedelta(0)).ack()
+            return bool(probe.pull(1, wait=timedelta(seconds=0.2)))
+
+        wait_until(has_moved, "messages go to the second server")
+        producer.send("led", b"2", delay=timedelta(0))
+        held.extend(lease)
+        assert not lead.pull(10, wait=timedelta(seconds=1)), "it leads where it holds a message"
+        held.ack()
+        came: list[bytes] = []
+        wait_until(partial(_has_come, lead, came, b"2"), lambda: came)
+
+
+def _has_come(consumer: delayd.Consumer, came: list[bytes], wanted: bytes) -> bool:
+    batch = consumer.pull(10, wait=timedelta(seconds=0.5))
+    came.extend(batch.bodies)
+    batch.ack()
+    return wanted in came
+
+
+def _realtime_ids(meta: str) -> set[str]:
+    rows = run("servers", "--meta", meta, "--role", "realtime", "--format", "csv").out
+    return {word for word in rows.replace("\n", ",").split(",") if len(word) == 16 and word.isalnum()}

@@ -110,6 +110,11 @@ class Incarnations:
         self._newest = 0
         self._ends: dict[int, float] = {}  # When the last lease of a message that came under it ends.
 
+    @property
+    def hold_any(self) -> bool:
+        """Whether messages may be held under any of them: the lease of the newest one has not ended."""
+        return any(ends > self._now_s() for ends in self._ends.values())
+
     def answered(self, incarnation: int, lease_ends: float | None) -> list[HeadValue]:
         """A PULL was answered under this incarnation, with messages whose lease ends then, or None; return all that are
         to be named.

@@ -375,7 +375,7 @@ class OneSource(Source[_OneServer]):
     """One subject, at the realtime server to which meta routes it; a Source.
 
     When the route moves, the next PULL goes to the new server. The servers of before take the words about what they
-    gave out. An exclusive consumer that has had messages stays where it leads.
+    gave out. An exclusive consumer stays where it leads until it holds nothing there.
 
     An example: message A came from server 1, and the subject moves to server 2. At the next look at the route, the PULL
     that waits at 1 is answered without messages, and the next one goes to 2. The ACK of A goes to 1, as its place says.
@@ -391,7 +391,6 @@ class OneSource(Source[_OneServer]):
         self._asked: _OneServer | None = None  # Where the newest PULL went.
         self._routing = asyncio.Lock()
         self._confirmed_us = 0  # When meta was asked last, and said the same as before.
-        self._had_messages = False
         self._watching: asyncio.Task[None] | None = None
         names: Head = {"subject": settings.subject, "group": settings.group}
         terms = self._terms = terms_of(settings) | beginning_of(settings) | bound_of(settings)
@@ -468,7 +467,6 @@ class OneSource(Source[_OneServer]):
         except DelaydError as error:
             self._callbacks.on_pulled(error, 0)
             return
-        self._had_messages = self._had_messages or pulled is not None
         if server is self._routed:
             self._began = True
             if self._since_ms is not None:
@@ -534,10 +532,9 @@ class OneSource(Source[_OneServer]):
             if self._servers.keys() - {address.log_id}:
                 await self._meet(set())
             server = self._met(address)
-            stays = self._settings.exclusive is not None and self._had_messages
             if self._routed is None:
                 self._routed = server
-            elif server is not self._routed and not stays:
+            elif server is not self._routed and not (self._incarnations and self._incarnations.hold_any):
                 self._follow(self._routed, server)
             self._confirmed_us = asked_us
 
