@@ -353,7 +353,9 @@ def _load(site: Site, config: DelayConfig, found: Recovered) -> None:
     # Any row of a quarantined hour may have been handed over, so none is loaded until its dispatch log is restored.
     for hour in sorted((wanted | doubted) - outcomes.quarantined.keys()):
         ended = outcomes.ended.get(hour, NO_SEQUENCES)
-        loaded = load_hour(site.disk, site.folder, site.log_id, hour, kept.files.parts(hour), ended)
+        # What became of a row that was handed over before it was filed, nobody knows once its log is given up.
+        parts, whole = kept.files.parts(hour), hour in doubted
+        loaded = load_hour(site.disk, site.folder, site.log_id, hour, parts, ended, whole=whole)
         numbers = replayed.subjects.numbers(loaded.names)
         ordered = order_hour(loaded, numbers, replayed.pending.views(0), ended)
         if hour in doubted:

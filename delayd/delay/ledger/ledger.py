@@ -435,7 +435,11 @@ class Ledger:
         """The rows of an hour that are loaded and have no durable outcome, sorted."""
         parts = [*self.hours.wheel.parts(hour, hour), *self.outside()]
         rows = [part["sequence"][part["hour"] == np.uint32(hour)] for part in parts]
-        return np.sort(np.concatenate([NO_SEQUENCES, *rows, *self._outcomes.unwritten_of(hour)]))
+        waiting = np.concatenate([NO_SEQUENCES, *rows])
+        if hour in self._ended:
+            # The wheel keeps the copy of a cancelled row until its turn comes.
+            waiting = waiting.compress(~self._ended[hour].has(waiting))
+        return np.sort(np.concatenate([waiting, *self._outcomes.unwritten_of(hour)]))
 
     def _waiting(self) -> list[Rows]:
         return [*self.handoff.waiting(), *self.held.waiting()]

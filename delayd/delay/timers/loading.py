@@ -88,8 +88,11 @@ def load_hour(
     hour: int,
     parts: Sequence[HourPart],
     ended: NDArray[np.uint64] = NO_SEQUENCES,
+    *,
+    whole: bool = False,
 ) -> LoadedHour:
-    """Read an hour, without the rows whose sequences are ``ended`` (sorted). Runs on the worker thread.
+    """Read an hour, without the rows whose sequences are ``ended`` (sorted), and unless ``whole`` without those that
+    were handed over before they were filed: these have ended, too. Runs on the worker thread.
 
     Bodies are not read here: a row's whole batch is verified before the row is handed over. Bytes that do not check are
     quarantined together with all that follows them in the file: ``damage`` says where first.
@@ -97,7 +100,7 @@ def load_hour(
     subjects, has_outcome = Subjects(), SequenceSet(ended, sum([part.counted.rows for part in parts]))
     rows, damage = list[Rows](), None
     for part in parts:
-        of_part, found = _load(scan_fronts(disk, folder, log_id, part), hour, has_outcome, subjects)
+        of_part, found = _load(scan_fronts(disk, folder, log_id, part), hour, has_outcome, subjects, whole=whole)
         rows, damage = rows + of_part, damage or found
     return LoadedHour(hour, prepare(_joined(rows)), subjects.names, damage)
 
@@ -170,7 +173,7 @@ def order_run(
 
 
 def _load(
-    fronts: Iterator[Stored], hour: int, has_outcome: SequenceSet, subjects: Subjects
+    fronts: Iterator[Stored], hour: int, has_outcome: SequenceSet, subjects: Subjects, *, whole: bool
 ) -> tuple[list[Rows], DamagedData | None]:
     """Read the rows of a file as far as it checks, with the damage that stopped the reading early."""
     parts, damage, stored, count = [np.empty(0, ROW)], None, list[Stored](), 0
@@ -183,7 +186,8 @@ def _load(
             if error.position <= FILE_HEADER_BYTES:
                 return [np.empty(0, ROW)], damage
         if stored and (entry is None or count >= PIECE_ROWS):
-            parts.append(has_outcome.without(_rows_of(stored, hour, subjects)))
+            found = _rows_of(stored, hour, subjects)
+            parts.append(has_outcome.without(found if whole else _with_bodies(found, stored)))
             stored, count = [], 0
         if entry is None:
             return parts, damage
@@ -220,8 +224,7 @@ def order_hour(
 def _rows_of(stored: list[Stored], hour: int, subjects: Subjects) -> Rows:
     table = tabulate(stored)
     hours = np.full(len(table.sequences), hour, np.uint32)
-    rows = rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=True)
-    return _with_bodies(rows, stored)
+    return rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=True)
 
 
 def _with_bodies(rows: Rows, stored: Sequence[Stored]) -> Rows:

@@ -220,6 +220,33 @@ def test_an_operator_gives_up_only_those_files_of_an_hour_that_are_damaged() -> 
     assert content(world.disk, DISPATCH).startswith(held[DISPATCH])
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_rule_C1_a_message_that_was_cancelled_stays_so_when_the_dispatch_log_that_says_it_is_given_up(
+    moved: bool,
+) -> None:
+    world = World()
+    world.send([*wanted(2, 40 * 60_000, "kept"), *wanted(2, 40 * 60_000, "ended"), *wanted(2, 500, "sent")])
+    world.pass_ms(2_000)
+    if moved:
+        world.reschedule(world.receipts("ended"), START_MS + FAR_MS)
+    else:
+        world.cancel(world.receipts("ended"))
+    world.pass_ms(2_000)
+    world.checkpoint()
+    put(world.disk, DISPATCH, b"rotten" + content(world.disk, DISPATCH)[6:])
+    world.pass_ms(LOOK_MS + 1_000)
+    assert ids(world) == [DISPATCH_ID] and not mend(world, DISPATCH_ID, "give-up") and not ids(world)
+    world.clock.advance(50 * 60_000)
+    world.pass_ms(2_000)
+    assert world.bodies() == [b"sent-0", b"sent-1", b"kept-0", b"kept-1"]
+    world.clock.advance(HOUR_MS)
+    world.pass_ms(2_000)
+    world.checkpoint()
+    world.sweep()
+    assert world.hours().get(HOUR).sealed, "each of its rows has an outcome, also those that were handed over unfiled"
+    assert world.status("pending") == (2 if moved else 0)
+
+
 def test_rule_H8_a_damaged_dispatch_log_makes_nobody_a_restored_delay_server_also_when_it_is_given_up() -> None:
     world = World()
     world.send(wanted(3, 500, "m"))
