@@ -124,9 +124,9 @@ class Logs:
             config.outcomes_flush_ms,
             found.outcomes.logs,
             found.outcomes.ends,
+            found.ends_apart,
             found.outcomes.quarantined,
         )
-        self.sealed_dead = sum([end.dead for end in found.sealed_ends.values()])  # Of hours sealed before this start.
         self.sources = Sources(site.disk, site.folder, found.log, config.tail_bytes, config.source_cache_bytes)
         self.keys = _open_keys(site, found, ground.around.random_id)
         self.segments = SegmentRetention(found.log, threads.commit, threads.worker, site.clock)

@@ -126,6 +126,19 @@ class Recovered:
         return {hour: end for hour, end in self.kept.ends.items() if hour in self.outcomes.quarantined}
 
     @property
+    def ends_apart(self) -> dict[int, OutcomeEnd]:
+        """What figures count of dispatch logs that are not open. A damaged log does not tell which rows it has, and the
+        files beside it may have some of them again: only what these have counts as ended.
+        """
+        found = self.sealed_ends
+        for hour, end in self.quarantined_ends.items():
+            found[hour] = OutcomeEnd(0, 0, end.dead)
+        for hour in self.outcomes.quarantined.keys() & self.outcomes.rows.keys():
+            rows, dead = self.outcomes.rows[hour]
+            found[hour] = OutcomeEnd(0, rows, dead + found.get(hour, OutcomeEnd()).dead)
+        return found
+
+    @property
     def sealed_ends(self) -> dict[int, OutcomeEnd]:
         """The ends of sealed hours' logs as a checkpoint counted them: these logs were not opened."""
         return {hour: end for hour, end in self.kept.ends.items() if self.kept.hours.get(hour).sealed}

@@ -59,8 +59,8 @@ class Standing:
             "free_bytes": self._intake.reserve.free_bytes,
             "pending_rows": len(self._memory.hours.pending),
             "loaded_rows": len(self._memory.hours.wheel),
-            "scheduled_rows": int(self._memory.hours.filed.rows["rows"].sum()),
-            "waiting_rows": sum(len(link.sender.waiting) for link in links) + self._dispatcher.unrouted_rows,
+            "scheduled_rows": self._memory.filed.count(0, 0),
+            "waiting_rows": sum(link.sender.waiting_rows for link in links) + self._dispatcher.unrouted_rows,
             "leaving_rows": self._asked.endings.drain.rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
             "targets": len(links),
@@ -68,9 +68,9 @@ class Standing:
             "quarantined_rows": len(self._memory.held),
             "quarantined_hours": self._memory.quarantine.hours(),
             "quarantined": len(self._memory.quarantine),
-            "dead_rows": self._logs.sealed_dead + sum([end.dead for end in self._logs.outcomes.ends.values()]),
+            "dead_rows": sum([end.dead for _, end in self._logs.outcomes.counted()]),
             **self._letters(),
-            "expired_rows": sum(link.sender.expired_rows for link in links),
+            "expired_rows": self._logs.outcomes.expired,
             "subjects": self._memory.hours.subjects.known,
             "subjects_bytes": self._memory.hours.subjects.held_bytes,
             "producers": len(self._logs.producers),
@@ -90,12 +90,10 @@ class Standing:
         """All messages without an outcome, loaded or not: those that are filed in unsealed hours and those that are
         not filed yet, without the outcomes of these hours. Outcomes of the last moment are not in it yet.
         """
-        rows = self._memory.hours.filed.rows
-        is_sealed = (rows["flags"] & SEALED) != 0
-        filed = int(rows["rows"][~is_sealed].sum())
-        sealed = set(rows["hour"][is_sealed].tolist())
-        ended = sum([end.rows for hour, end in self._logs.outcomes.ends.items() if hour not in sealed])
-        return max(0, filed + len(self._memory.hours.pending) - ended)
+        memory = self._memory
+        sealed = set(memory.hours.filed.sealed())
+        ended = sum([end.rows for hour, end in self._logs.outcomes.counted() if hour not in sealed])
+        return memory.filed.count(SEALED, 0) + len(memory.hours.pending) - ended
 
     def waits(self) -> Iterator[Wait]:
         """List the states that only an operator can end."""

@@ -92,10 +92,15 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         flush_ms: int,
         segments: dict[int, Segment],
         ends: dict[int, OutcomeEnd],
+        apart: dict[int, OutcomeEnd],
         quarantined: Container[int] = (),
     ) -> None:
         super().__init__("dispatch logs", site.worker, site.clock)
-        self.ends = ends  # By hour, of dispatch logs that are not deleted.
+        self.ends = ends  # By hour, of dispatch logs that this life has opened and that are not deleted.
+        # By hour, what `ends` does not count: logs that were sealed or damaged before this life, and what stands beside
+        # damaged ones. Only figures are made of it.
+        self.apart = apart
+        self.expired = 0  # Rows whose outcome EXPIRED this life has made durable.
         self.blocked = ""  # Why some outcomes can't be written: nothing more is sent until they can (rule L8).
         # Called with the rows of each flush whose outcomes are durable, in several arrays.
         self.on_ended: Callable[[list[NDArray[np.uint64]]], None] = lambda sequences: None
@@ -152,6 +157,15 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         flushing, self._waiting = self._waiting, []
         after, self._after_waiting = self._after_waiting, []
         return _Flush(flushing, after, self._clock.now_ms())
+
+    def counted(self) -> Iterator[tuple[int, OutcomeEnd]]:
+        """All that is counted of the dispatch logs that are not deleted, with their hours: an hour may come twice."""
+        return chain(self.ends.items(), self.apart.items())
+
+    def forget(self, hour: int) -> None:
+        """Count no more of an hour whose files are gone."""
+        self.ends.pop(hour, None)
+        self.apart.pop(hour, None)
 
     def filed(self, below: int) -> None:
         """Leave rows with lower sequences out of `take_handed_over`: they are in schedule logs already."""
@@ -287,11 +301,14 @@ class OutcomeLog(Committer[_Flush, Flushed]):
 
     def _note_ends(self, flushed: list[Recorded], ends: dict[int, int]) -> None:
         for hour, part, _ in flushed:
-            # Outcomes in a file beside a damaged one are not counted at all.
-            if hour not in self._quarantined:
-                _, rows, dead = self.ends.get(hour, OutcomeEnd())
-                count = len(part.sequences)
-                self.ends[hour] = OutcomeEnd(ends[hour], rows + count, dead + count * (part.outcome is Outcome.DEAD))
+            count = len(part.sequences)
+            self.expired += count * (part.outcome is Outcome.EXPIRED)
+            is_aside = hour in self._quarantined
+            own = self.apart if is_aside else self.ends
+            length, rows, dead = own.get(hour, OutcomeEnd())
+            end = length if is_aside else ends[hour]
+            own[hour] = OutcomeEnd(end, rows + count, dead + count * (part.outcome is Outcome.DEAD))
+            if not is_aside:
                 self._moved.add(hour)
 
     def _note_handed_over(self, flushed: list[Recorded]) -> None:

@@ -24,6 +24,7 @@ from delayd.delay.filing.hour_table import (
     OutcomeEnd,
     hour_key,
     hour_put,
+    outcome_put,
 )
 from delayd.delay.filing.schedule_log import Sources, scan_schedule_log
 from delayd.delay.quarantine import Quarantine
@@ -250,7 +251,8 @@ class Retention:
             except DamagedData as error:
                 return SealVerdict(None, seals_damage=error)
             self._executor.give_way()
-            self._state.commit([hour_put(hour, _sealed(file, facts)), seals.put(hour)])
+            # The next start does not open the log of a sealed hour, so it has to be told what the log holds.
+            self._state.commit([hour_put(hour, _sealed(file, facts)), outcome_put(hour, end), seals.put(hour)])
         except DamagedData as error:
             return SealVerdict(None, damage=error)
         except SealDiffers as error:
@@ -351,7 +353,7 @@ class Retention:
             self._hours.set(hour, file)
         self._hours.remove(gone)
         for hour in gone:
-            self._outcomes.ends.pop(hour, None)
+            self._outcomes.forget(hour)
             log.info("hour_deleted hour=%s", hour_name(hour))
 
 

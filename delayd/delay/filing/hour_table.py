@@ -190,6 +190,11 @@ class FiledHours:
         """Whether an hour that is not sealed has a flag."""
         return any(_hours(table.rows, SEALED | flag, flag) for table in (self.hours, self.beside))
 
+    def count(self, flags: int, wanted: int) -> int:
+        """How many rows are filed in hours which have exactly the ``wanted`` ones of these flags."""
+        tables = [table.rows for table in (self.hours, self.beside)]
+        return sum([int(rows["rows"][rows["flags"] & np.uint64(flags) == wanted].sum()) for rows in tables])
+
     def all(self) -> NDArray[np.uint32]:
         """The hours that have filed rows, rising."""
         return np.union1d(self.hours.rows["hour"], self.beside.rows["hour"])

@@ -157,7 +157,7 @@ class Link:
     @property
     def rows(self) -> int:
         """How many rows wait for this target, also those that it was sent in vain."""
-        return len(self.sender.waiting) + sum(len(sent.rows) for sent in self.sender.window.unacknowledged())
+        return self.sender.waiting_rows + sum(len(sent.rows) for sent in self.sender.window.unacknowledged())
 
     @property
     def holds_up(self) -> str:

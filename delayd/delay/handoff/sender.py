@@ -102,7 +102,6 @@ class Sender:
         self.waiting = WaitingRows()
         self.window = Window(terms.life.epoch)
         self.frames_in_flight = 0
-        self.expired_rows = 0
         self.lateness = Lateness(terms.alarms.clock)
         self._target = target
         self._origin = terms.life
@@ -187,6 +186,11 @@ class Sender:
             hashes=sent.hashes,
         )
         self._outcomes.record(sent.hour, part, partial(self.window.decide, sent.batch_id))
+
+    @property
+    def waiting_rows(self) -> int:
+        """How many rows are not in an undecided batch: those that wait, and those that the target refused."""
+        return len(self.waiting) + sum([len(refused.rows) for refused in self._refused])
 
     @property
     def earlier_settled(self) -> bool:
@@ -371,7 +375,6 @@ class Sender:
             hashes=content_hashes_of(gathered, subject).take(over),
         )
         self._outcomes.record(int(rows["hour"][0]), part, _nothing)
-        self.expired_rows += len(over)
         # Rows that expired fill no window, so this bounds the work of a turn.
         self._paused_until_ms = max(self._paused_until_ms, self._clock.monotonic_ms() + EXPIRED_PAUSE_MS)
         return (rows.take(left), reorder(gathered, left)) if len(left) else (NO_ROWS, gathered)

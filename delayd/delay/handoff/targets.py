@@ -229,7 +229,7 @@ def _info(log_id: int, link: Link | None, subjects: int) -> TargetInfo:
         return TargetInfo(log_id, "", "lost", subjects, 0, 0, "")
     address = str(link.endpoint or "")
     state = "refused" if link.alarm else link.phase.value
-    waiting, undecided = len(link.sender.waiting), len(link.sender.window)
+    waiting, undecided = link.sender.waiting_rows, len(link.sender.window)
     return TargetInfo(log_id, address, state, subjects, waiting, undecided, link.alarm)
 
 
