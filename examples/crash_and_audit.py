@@ -8,14 +8,15 @@ holds before it sends anything: nothing is lost and nothing comes twice. The aud
 """
 
 import argparse
-import json
+import fcntl
 import os
+import re
 import signal
-import subprocess
 import sys
 import time
 import uuid
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 
@@ -25,13 +26,17 @@ from delayd.reading.books import audit_directory
 SPREAD_MS = 4_000
 
 
-def kill_delay_server(meta: str) -> None:
-    """Kill the delay server, as a power cut would; meta knows its process id."""
-    command = ("servers", "--meta", meta, "--role", "delay", "--format", "json")
-    listed = subprocess.run([sys.executable, "-m", "delayd", *command], check=True, stdout=subprocess.PIPE).stdout
-    pid = json.loads(listed)[0]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    print(f"kill -9 {pid}: the delay server is gone, and is started again")
+def kill_delay_server(data: str) -> None:
+    """Kill the delay server of this directory, as a power cut would; its LOCK has its process id while it runs."""
+    with (Path(data) / "delay" / "LOCK").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = int(re.findall(r"\d+", lock.read())[0])
+            os.kill(pid, signal.SIGKILL)
+            print(f"kill -9 {pid}: the delay server is gone, and is started again")
+        else:
+            sys.exit(f"no delay server runs on {data}; give the directory that `delayd up --data` was given")
 
 
 def main() -> int:
@@ -55,7 +60,7 @@ def main() -> int:
             batch.ack()
             if not killed and seen.sum() > count / 4:
                 killed = True
-                kill_delay_server(arguments.meta)
+                kill_delay_server(arguments.data)
     print(f"the consumer has {seen.astype(bool).sum():,} of {count:,} messages, {(seen > 1).sum()} of them twice")
 
     total = (report := audit_directory(arguments.data, now_ms=time.time_ns() // 1_000_000)).total

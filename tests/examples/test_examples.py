@@ -13,7 +13,7 @@ import pytest
 
 from delayd.errors import BadSetting
 from spark.session import check_spark
-from tests.end_to_end.up_process import Up, up
+from tests.end_to_end.up_process import Up, is_running, up
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -104,6 +104,17 @@ def test_the_books_balance_after_a_crash(servers: Up) -> None:
     assert said[0].startswith("kill -9 ")
     assert said[1] == "the consumer has 8,000 of 8,000 messages, 0 of them twice"
     assert said[-1] == "lost 0, duplicate 0, early 0, orphan 0"
+
+
+def test_a_server_that_this_program_did_not_start_is_not_killed(servers: Up, tmp_path: Path) -> None:
+    pid = servers.ready("delay")[-1].pid
+    # Nobody holds this LOCK: whoever has the number now is somebody else.
+    (tmp_path / "delay").mkdir()
+    (tmp_path / "delay" / "LOCK").write_text(f"{pid} delay")
+    process = start(servers, "python examples/crash_and_audit.py", "--messages", "400", "--data", str(tmp_path))
+    said, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1 and "no delay server runs on" in errors, said + errors
+    assert is_running(pid)
 
 
 def test_the_notebook_runs_from_top_to_bottom_and_is_kept_without_outputs(servers: Up) -> None:
