@@ -636,6 +636,8 @@ class Groups:
     async def _reach(self) -> DelayGroup | None:
         """As `choose`, when one of several groups was reached; ServerUnavailable when none of them can be."""
         tries = {self._loop.create_task(group.link.connection()) for group in self._groups.values()}
+        for each in tries:
+            each.add_done_callback(self._knocked)
         failure: DelaydError | None = None
         try:
             while tries:

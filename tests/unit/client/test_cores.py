@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Sequence
@@ -13,17 +14,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from delayd.address import Endpoint
 from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
 from delayd.client.asking.messages import GET, Joined, Kind, Numbers, Row
 from delayd.client.instants import HORIZON_MS, Horizon, monotonic_s, monotonic_us, wish, wish_column
 from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
 from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Borrowed, Pace, Stock
-from delayd.client.routing import LAST_MS, RetryWaits, spread_ms
+from delayd.client.routing import LAST_MS, Groups, MetaView, RetryWaits, ServerAddress, ServerLink, spread_ms
 from delayd.client.sending.outbox import SendSlots
 from delayd.errors import (
     BadArgument,
     PastHorizon,
+    ServerUnavailable,
 )
 from delayd.wire.asked import ANSWER, AnswerRows, AskedKeys
 
@@ -298,3 +301,32 @@ def test_a_question_that_spoils_a_joined_request_fails_alone() -> None:
 
     asyncio.run(story())
     assert asked == [[1, 2, 3], [1], [2], [3]]
+
+
+def test_servers_that_are_away_are_no_errors_of_tasks_when_another_one_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers = {log_id: ServerAddress(log_id, Endpoint("127.0.0.1", log_id), True) for log_id in (1, 2, 3)}
+    reached: list[int] = []
+
+    async def connection(link: ServerLink) -> object:
+        if link.log_id != 3:
+            raise ServerUnavailable("it is away")
+        reached.append(3)
+        return object()
+
+    async def story() -> list[object]:
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        meta = MetaView("127.0.0.1:1")
+        monkeypatch.setattr(meta, "delay_servers", servers)
+        monkeypatch.setattr(meta, "refresh_soon", lambda: None)
+        groups = Groups(meta)
+        assert (await groups.find()).log_id == 3
+        gc.collect()
+        return told
+
+    monkeypatch.setattr(ServerLink, "connection", connection)
+    monkeypatch.setattr(ServerLink, "standing", property(lambda link: link.log_id in reached or None))
+    monkeypatch.setattr(ServerLink, "connecting", True)
+    assert asyncio.run(story()) == []
