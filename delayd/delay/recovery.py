@@ -72,7 +72,7 @@ class FoundOutcomes:
     """What the dispatch logs of hours that are not sealed say."""
 
     logs: dict[int, Segment] = field(default_factory=dict)  # Open, by hour.
-    # By hour: how many outcomes its dispatch log has, and how many of these are DEAD.
+    # By hour: how many of its rows have an outcome in its dispatch log, and how many of these are DEAD.
     rows: dict[int, tuple[int, int]] = field(default_factory=dict)
     # By hour: sequences with an outcome, and those that a decision has ended, sorted.
     ended: dict[int, NDArray[np.uint64]] = field(default_factory=dict)
@@ -361,10 +361,12 @@ def _load(site: Site, config: DelayConfig, found: Recovered) -> None:
     until = found.loaded_until = max(*live, hour_of_ms(replayed.reach_ms))
     filed = set(kept.hours.unsealed(until))
     filed |= {hour for hour in kept.beside.rows["hour"].tolist() if hour <= until}
-    wanted = filed | live | {hour for hour in replayed.pending.count_by_hour() if hour <= until}
+    unfiled = replayed.pending.count_by_hour()
+    wanted = filed | live | {hour for hour in unfiled if hour <= until}
     doubted = {hour for hour, word in kept.given_up.items() if not word.done}
+    lacking = {hour for hour in kept.dropped if not kept.hours.get(hour).sealed}
     # Any row of a quarantined hour may have been handed over, so none is loaded until its dispatch log is restored.
-    for hour in sorted((wanted | doubted) - outcomes.quarantined.keys()):
+    for hour in sorted((wanted | doubted | lacking) - outcomes.quarantined.keys()):
         ended = outcomes.ended.get(hour, NO_SEQUENCES)
         # What became of a row that was handed over before it was filed, nobody knows once its log is given up.
         parts, whole = kept.files.parts(hour), hour in doubted
@@ -376,12 +378,23 @@ def _load(site: Site, config: DelayConfig, found: Recovered) -> None:
         if loaded.damage is not None:
             found.damage.append(loaded.damage)
             found.unloaded[hour] = loaded.damage, len(loaded.prepared.rows)
+        elif hour in outcomes.rows:
+            rows_of_hour = sum([part.counted.rows for part in parts]) + unfiled.get(hour, 0)
+            _count_outcomes(hour, rows_of_hour - sum([len(each.rows) for each in ordered]), found)
         if hour > until:
-            continue  # It was read for the rows in doubt alone.
+            continue  # It was read for the rows in doubt or in the count alone.
         found.wheel.add_hour(hour)
         for rows in ordered:
             found.wheel.add_hour(hour, rows)
     replayed.pending.drop_loaded(until, outcomes.quarantined)
+
+
+def _count_outcomes(hour: int, ended: int, found: Recovered) -> None:
+    """Count the outcomes of an hour of which so many rows were not loaded: its dispatch log may have outcomes of rows
+    that are lost, and count as pending no more than these rows do.
+    """
+    without = int(np.count_nonzero(found.owed["hour"] == np.uint32(hour))) + len(found.in_doubt.get(hour, ()))
+    found.outcomes.rows[hour] = ended - without, found.outcomes.rows[hour][1]
 
 
 def _without_doubtful(hour: int, ordered: list[PreparedRows], found: Recovered) -> list[PreparedRows]:

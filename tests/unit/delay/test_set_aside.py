@@ -137,6 +137,38 @@ def test_what_still_checks_of_a_given_up_file_is_kept_in_front_of_what_stands_be
     assert world.missing() == {b"filed-4-0", b"filed-4-1"}
 
 
+def test_outcomes_of_messages_that_were_lost_with_their_file_are_not_taken_off_what_is_pending() -> None:
+    world = World()
+    for name, ahead_ms in (("kept", 40 * 60_000), ("lost", 4 * HOUR_MS)):
+        for due_ms in (500, ahead_ms, FAR_MS):
+            world.send(wanted(2, world.clock.now_ms() - START_MS + due_ms, f"{name}{due_ms}"))
+        world.pass_ms(1_000)
+        world.cancel(world.receipts(f"{name}{FAR_MS}"))
+        world.pass_ms(100)
+        world.checkpoint()
+    assert world.status("pending") == 4
+    put(world.disk, PATH, content(world.disk, PATH)[:-1] + b"?")
+    world.disk.rename(PATH, AWAY)
+    filed(world, 1, "beside")
+    world.disk.rename(AWAY, PATH)
+    path = schedule_path(FOLDER, HOUR)
+    put(world.disk, path, content(world.disk, path)[:-1] + b"?")
+    world = world.after_crash()
+    for each in ids(world):
+        assert not mend(world, each, "give-up")
+    # Of each of the two hours the second group is lost, and two messages in it have outcomes.
+    assert not ids(world) and world.hours().get(HOUR).rows == 4 and world.hours().get(FAR).rows == 3
+    for _ in range(2):
+        assert world.status("pending") == 5
+        world = world.after_crash(PowerLoss.ALL_LOST)
+    world.clock.advance(50 * 60_000)
+    world.pass_ms(2_000)
+    assert world.status("pending") == 3
+    world.clock.advance(6 * HOUR_MS)
+    world.pass_ms(2_000)
+    assert world.status("pending") == 0
+
+
 def test_a_file_that_is_whole_again_waits_for_a_message_log_without_which_a_start_is_held() -> None:
     world = aside()
     whole = content(world.disk, LOG)
