@@ -15,7 +15,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
@@ -296,8 +296,11 @@ BACKLOG = {
         ("quarantined_rows", "quarantined"),
         ("quarantined_hours", "hour quarantined|hours quarantined"),
         ("dead_rows", "dead"),
-        ("expired_rows", "expired"),
     ),
+}
+# A realtime server counts these anew when it starts, and a delay server what expired.
+SINCE_START = {
+    "delay": (("expired_rows", "expired"),),
     "realtime": (("messages", "taken"), ("pulled", "pulled"), ("acked", "acknowledged")),
 }
 ALWAYS = frozenset(
@@ -306,8 +309,9 @@ ALWAYS = frozenset(
 
 
 def _backlog_text(seen: AskedServer) -> str:
-    counts = [(seen.counter(name), name, words) for name, words in BACKLOG.get(seen.role, ())]
-    told = [counted(count, words) for count, name, words in counts if count or name in ALWAYS]
+    told = _counts(seen, BACKLOG)
+    if since_start := _counts(seen, SINCE_START):
+        told.append(f"{', '.join(since_start)} since its start")
     if seen.role == "delay":
         letters = seen.told("dead_letters")
         told += ["dead letters not counted"] if letters is None else []
@@ -317,6 +321,11 @@ def _backlog_text(seen: AskedServer) -> str:
     if (free := seen.told("free_bytes")) is not None:
         told.append(f"{size_text(free)} free")
     return ", ".join(told)
+
+
+def _counts(seen: AskedServer, names: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
+    counts = [(seen.counter(name), name, words) for name, words in names.get(seen.role, ())]
+    return [counted(count, words) for count, name, words in counts if count or name in ALWAYS]
 
 
 def _for_whom(seen: AskedServer) -> str:
