@@ -30,6 +30,8 @@ def test_the_examples_of_the_pages_run(tmp_path: Path) -> None:
             command = [sys.executable, "-W", "error", "-c", program]
             ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
             assert ended.returncode == 0 and ended.stderr == "", f"{example}\n{ended.stdout}\n{ended.stderr}"
+            # What there is none of is not shown as Python writes it.
+            assert not re.search(r"^(\(\)|\[\]|\{\}|None)$", ended.stdout, re.MULTILINE), f"{example}\n{ended.stdout}"
         assert ended.stdout.startswith("b'a' {} 20")
 
 
