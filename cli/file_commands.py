@@ -276,9 +276,9 @@ def trace(subject: str, which: str, is_key: bool, server: int | None, data: str,
     steps of the message at the delay server that took it, when its directory is in DIR. A message that a group gave
     back is `retried` (it comes again later) or `rejected` (it is a dead letter), and then come the steps of its
     next life. Each step has the file and the byte where it stands. The last row says what the message waits for.
-    stderr says what could not be seen. `stood still` and `clock in doubt` say what kept its server from handing it
-    over, from the next checkpoint on. `late` of `claimed` and `appended` is measured from the later of due and
-    accepted. docs/operations.md, "Why was it late?", goes from a late step to its cause.
+    stderr says what could not be seen. `stood still`, `clock in doubt` and `clock set back` say what kept its server
+    from handing it over, from the next checkpoint on. `late` of `claimed` and `appended` is measured from the later of
+    due and accepted. docs/operations.md, "Why was it late?", goes from a late step to its cause.
 
     $ delayd trace orders.cancel 4711 --data /var/lib/delayd
     $ delayd trace orders.cancel 3kj...

@@ -74,14 +74,16 @@ class ClockSources:
 
 
 class ClockGap(NamedTuple):
-    """A time in which a server did nothing, or doubted its clock: why a message may be late."""
+    """A time in which a server did nothing, or doubted its clock, or which its clock showed twice: why a message may
+    come late.
+    """
 
-    what: str  # STOOD_STILL or IN_DOUBT.
+    what: str  # STOOD_STILL, IN_DOUBT or SET_BACK.
     from_ms: int  # By the judged clock, as all instants of a server are.
     until_ms: int
 
 
-STOOD_STILL, IN_DOUBT = "stood still", "clock in doubt"
+STOOD_STILL, IN_DOUBT, SET_BACK = "stood still", "clock in doubt", "clock set back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ class JudgedClock:
             if self._jump is not None:
                 self._end_jump(self._jump, expected_ms, wall_ms)
             if expected_ms - wall_ms > JUMP_MS:
+                self._gaps.append(ClockGap(SET_BACK, wall_ms, expected_ms))
                 log.warning("clock_set_back by_ms=%d now_ms=%d", expected_ms - wall_ms, wall_ms)
             self._anchor = (wall_ms, boottime_ms)
         if self._booted_at_ms is not None and boottime_ms - self._booted_at_ms >= BELIEVED_AFTER_MS:
@@ -171,7 +174,6 @@ class JudgedClock:
         if ms >= STALL_MS:
             now_ms = self.now_ms()
             self._gaps.append(ClockGap(STOOD_STILL, now_ms - ms, now_ms))
-            log.info("stood_still ms=%d", ms)
 
     @property
     def in_boot_doubt(self) -> bool:

@@ -23,6 +23,7 @@ import uvloop
 
 from delayd.address import Endpoint
 from delayd.errors import DelaydError, TooManyConnections
+from delayd.machine.clock import STALL_MS
 from delayd.machine.operating import tell_left_out
 from delayd.net.budget import BOUNDS, Bounds, Budget
 from delayd.net.budget import connections_max as connections_of_this_process
@@ -140,7 +141,10 @@ class Server:
     def _stood_still(self, seconds: float) -> None:
         for connection in self.connections:
             connection.unheard(seconds)
-        self._unheard(int(seconds * 1000))
+        ms = int(seconds * 1000)
+        if ms >= STALL_MS:
+            log.info("stood_still ms=%d", ms)
+        self._unheard(ms)
 
 
 def run(main: Callable[[], Coroutine[object, object, R]]) -> R:

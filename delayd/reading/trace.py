@@ -1,7 +1,7 @@
 """Trace: follows one message through the logs of a delay server and of the realtime server that it went to.
 
 accepted ──▶ filed ──▶ due ──▶ claimed ──▶ appended ──▶ indexed ──▶ pulled ──▶ acknowledged | lapsed ──▶ pulled, ...
-                         └── stood still, clock in doubt: what its server did meanwhile, by the next checkpoint
+                         └── stood still, clock in doubt, set back: by the next checkpoint of its server
                   │                                                        └──▶ retried, rejected ──▶ its next life
                   └──▶ cancelled, dead, expired, in doubt, moved, replaced, drained ──▶ steps of the row in its place
 
@@ -34,7 +34,7 @@ from delayd.log.hour import decode_outcomes, dispatch_path, schedule_path
 from delayd.log.log import LogPlace
 from delayd.log.pull import PullEntry, PullOp, RetryRow, decode_entries, decode_rows
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.machine.clock import STOOD_STILL
+from delayd.machine.clock import SET_BACK, STOOD_STILL
 from delayd.machine.disk import Disk
 from delayd.outcome import Outcome, Reason, reason_name
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
@@ -334,7 +334,12 @@ def _fall_due(found: Trace, due_from_ms: int) -> None:
 
 
 def _add_gaps(disk: Disk, server: Directory, found: Trace, from_ms: int, until_ms: int) -> None:
-    """Add the times between these instants in which a server handed over nothing, each before what came behind it."""
+    """Add the times between these instants in which a server handed over nothing, each before what came behind it.
+
+    A clock that was set back keeps a message waiting that was accepted before: 10:09 accepted, 10:10 set back to 10:00,
+    10:15 due and claimed. Its step stands where the clock was, at 10:10.
+    """
+    accepted_ms = next((step.at_ms for step in found.steps if step.what == "accepted" and step.at_ms), from_ms)
     try:
         position, gaps = read_gaps(disk, server.path, server.log_id)
     except (DamagedData, NewerFormat) as error:
@@ -343,10 +348,13 @@ def _add_gaps(disk: Disk, server: Directory, found: Trace, from_ms: int, until_m
     for gap in gaps:
         # A realtime server takes messages also while it doubts its clock.
         kept = gap.what == STOOD_STILL or server.role == Role.DELAY
-        if kept and gap.from_ms < until_ms and gap.until_ms > from_ms:
-            later = (at for at, step in enumerate(found.steps) if step.at_ms is not None and step.at_ms > gap.from_ms)
-            detail = f"the {server.role} server {server.log_id:016x}, for {gap.until_ms - gap.from_ms} ms"
-            step = Step(gap.what, gap.from_ms, f"{server.path}/{CHECKPOINT}", position, detail)
+        is_set_back = gap.what == SET_BACK
+        began_ms, at_ms = (accepted_ms, gap.until_ms) if is_set_back else (from_ms, gap.from_ms)
+        if kept and gap.from_ms < until_ms and gap.until_ms > began_ms:
+            later = (at for at, step in enumerate(found.steps) if step.at_ms is not None and step.at_ms > at_ms)
+            how_long = f"{'by' if is_set_back else 'for'} {gap.until_ms - gap.from_ms} ms"
+            detail = f"the {server.role} server {server.log_id:016x}, {how_long}"
+            step = Step(gap.what, at_ms, f"{server.path}/{CHECKPOINT}", position, detail)
             found.steps.insert(next(later, len(found.steps)), step)
 
 

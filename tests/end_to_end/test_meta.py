@@ -233,6 +233,7 @@ def test_a_registration_rides_over_the_death_of_meta_and_over_a_meta_that_hangs(
                 await until(lambda: registration.state is RegistrationState.AWAY, "a heartbeat without an answer")
                 meta.signal(signal.SIGCONT)
                 await until(lambda: registration.state is RegistrationState.REGISTERED, "the answer")
+                await until(lambda: "stood_still ms=" in meta.log, "meta says that it stood still")
                 async with client_of(meta) as client:
                     await until_alive(client, {3: True})
                 # More subjects than one request may name are asked for in parts.

@@ -6,6 +6,7 @@ import pytest
 
 from delayd.errors import ClockInDoubt, DiskReserve, NotReady, PastHorizon
 from delayd.hours import HOUR_MS, hour_of_ms
+from delayd.reading.trace import Step, trace
 from delayd.reading.verify import verify_directory
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
@@ -132,3 +133,25 @@ def test_rule_L8_an_operators_word_about_a_clock_is_answered_on_a_full_disk_and_
     assert world.server.appended_at_ms < ahead_ms
     world.drain(70 * DAY_MS)
     world.check_books()
+
+
+def test_a_trace_says_that_the_clock_was_set_back_while_the_message_waited() -> None:
+    world = begun()
+    send(world, "waits", 60_000)
+    world.pass_ms(1_000)
+    was_ms = world.clock.now_ms()
+    world.clock.step_wall(-40_000)
+    live(world, 110_000)
+    send(world, "after", 1_000)
+    world.pass_ms(3_000)
+    world.checkpoint()
+    kept = {each.bodies[0]: each for target in world.outside.targets.values() for each in target.log}
+
+    def steps(body: bytes) -> list[Step]:
+        (found,) = trace(world.disk, DATA, kept[body].subject.decode(), kept[body].sequences[0])
+        return found.steps
+
+    found = steps(b"waits0-0")
+    assert [step.what for step in found] == ["accepted", "filed", "clock set back", "due", "claimed"]
+    assert found[2].at_ms == was_ms and found[2].detail.endswith(", by 40000 ms")
+    assert "clock set back" not in [step.what for step in steps(b"after0-0")]
