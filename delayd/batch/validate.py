@@ -46,6 +46,7 @@ from delayd.errors import (
     BadTags,
     BatchMalformed,
     CallerError,
+    DelaydError,
     MessageTooLarge,
 )
 from delayd.hours import INSTANT_MS_MAX
@@ -121,8 +122,8 @@ def check_headers(batch: Batch) -> None:
         raise BadHeaders(f"row {row}: {error.message}", rows=rows_detail(rows))
 
 
-def refused_rows(error: CallerError) -> list[int]:
-    """The rows that an error of `check_batch` is about, at most 1,000; none when it is about the whole batch."""
+def refused_rows(error: DelaydError) -> list[int]:
+    """The rows that a refusal of a batch is about, at most 1,000; none when it is about the whole batch."""
     rows = error.details.get("rows")
     return np.frombuffer(rows, "<u4").tolist() if isinstance(rows, bytes) else []
 

@@ -227,7 +227,7 @@ class Intake(Committer[_Commit, Written]):
         found: FoundLog,
         producers: Producers,
         on_committed: Callable[[Committed], None],
-        knows_subjects: Callable[[Batch], bool],
+        new_rows: Callable[[Batch], NDArray[np.intp]],
     ) -> None:
         super().__init__("message log", site.worker, site.clock)
         self.reserve = Reserve()
@@ -245,7 +245,7 @@ class Intake(Committer[_Commit, Written]):
         self.keyed: KeyedBatches | None = None
         self._looked_up = 0  # Batches with keys that are looked up and not queued yet.
         self._to_decide = False  # Whether something waits for the decider.
-        self._knows_subjects = knows_subjects
+        self._new_rows = new_rows  # Those of a batch whose subjects are new here.
         self._log = found.log
         self._config = config
         self._producers = producers
@@ -441,8 +441,11 @@ class Intake(Committer[_Commit, Written]):
             check_again(batch)
         else:
             check_own(batch)
-        if self.subjects_full and not self._knows_subjects(batch):
-            raise SlowDown("this server remembers as many subjects as it can; send to those that it knows, or later")
+        if self.subjects_full and len(new := self._new_rows(batch)):
+            raise SlowDown(
+                "this server remembers as many subjects as it can; send to those that it knows, or later",
+                rows=rows_detail(new),
+            )
         if ColumnId.EXPIRES_AT_MS in batch.offsets:
             check_expiry(batch, again=again or drained)
         earliest, latest = batch.range_of(ColumnId.DELIVER_AT_MS)
@@ -469,7 +472,8 @@ class Intake(Committer[_Commit, Written]):
                 # A clock that is behind makes any message look too far ahead, and its sender can't help that.
                 raise ClockInDoubt(
                     f"due more than {days} days ahead by this server's clock, which is in doubt: it shows the"
-                    f" hour {hour_name(hour_of_ms(now_ms))} (UTC); see `delayd clock`, or send again later"
+                    f" hour {hour_name(hour_of_ms(now_ms))} (UTC); see `delayd clock`, or send again later",
+                    rows=rows_detail(np.flatnonzero(instants > horizon)),
                 )
             at_fault = instants > horizon
             raise _at_rows(PastHorizon, f"due more than {days} days ahead", at_fault)
@@ -479,7 +483,10 @@ class Intake(Committer[_Commit, Written]):
             raise _at_rows(BadInstant, "due before 2001-09-09 (seconds, not milliseconds?)", at_fault)
         far = self.reserve.far_from_ms
         if far is not None and latest >= far:
-            raise DiskReserve("this server's disk nears its reserve and takes near messages only; free space there")
+            raise DiskReserve(
+                "this server's disk nears its reserve and takes near messages only; free space there",
+                rows=rows_detail(np.flatnonzero(instants >= far)),
+            )
         if self.reserve.full_hours:
             # The hour is computed from the instant that the group will be stamped with: after the clock was set back,
             # that is later than now (rule P5).

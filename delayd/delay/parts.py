@@ -117,7 +117,7 @@ class Logs:
             FoundLog(found.log, replayed.next_sequence, replayed.appended_at_ms, tuple(replayed.skipped)),
             replayed.producers,
             on_committed,
-            replayed.subjects.knows,
+            replayed.subjects.new_rows,
         )
         self.outcomes = OutcomeLog(
             replace(site, worker=threads.outcomes),

@@ -15,7 +15,7 @@ from delayd.delay.core import DelayCore
 from delayd.delay.ending.requested import RequestWish
 from delayd.delay.producers import AcceptedBatch, Allowance
 from delayd.delay.quotas.quotas import QuotaUse
-from delayd.errors import RETRY_AFTER_MS_DEFAULT, BatchMalformed, CallerError, DelaydError, QuotaReached, UnknownServer
+from delayd.errors import RETRY_AFTER_MS_DEFAULT, BatchMalformed, DelaydError, QuotaReached, UnknownServer
 from delayd.log.control import QuotaLimits
 from delayd.log.hour import ENDED_BYTES
 from delayd.machine.clock import JudgedClock
@@ -452,9 +452,8 @@ def _parse(data: memoryview) -> Batch | BatchMalformed:
 def _result(what: AcceptedBatch | DelaydError, duplicate: bool) -> AcceptedResult | RefusedResult:
     if isinstance(what, AcceptedBatch):
         return _accepted(what, duplicate)
-    rows = refused_rows(what) if isinstance(what, CallerError) else []
     next_free_ms = what.next_free_ms if isinstance(what, QuotaReached) else None
-    return RefusedResult(what.code, what.message, what.retry_after_ms, rows, next_free_ms)
+    return RefusedResult(what.code, what.message, what.retry_after_ms, refused_rows(what), next_free_ms)
 
 
 def _quota_info(use: QuotaUse) -> QuotaInfo:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
+from delayd.batch.columns import ColumnId
 
 BYTES_MAX = 256 << 20  # Names of subjects that rows in memory use, about a million; beyond, new names are refused.
 SWEEP_BYTES = 64 << 20  # Below this no sweep takes place: most servers know some thousand subjects for ever.
@@ -71,9 +72,14 @@ class Subjects:
         """Whether a name is remembered."""
         return name in self._numbers
 
-    def knows(self, batch: Batch) -> bool:
-        """Whether a batch names no subject that is new here."""
-        return all(name in self._numbers for name in batch.subjects())
+    def new_rows(self, batch: Batch) -> NDArray[np.intp]:
+        """The rows of a batch whose subjects are new here, by rising number."""
+        are_new = np.array([name not in self._numbers for name in batch.subjects()])
+        return np.flatnonzero(
+            are_new[batch.uint32s(ColumnId.SUBJECT)]
+            if ColumnId.SUBJECT in batch.offsets
+            else np.repeat(are_new, batch.count)
+        )
 
     def of_batch(self, batch: Batch) -> NDArray[np.uint32]:
         """The numbers of a batch's subject table: u32[subject_count], not to be written."""

@@ -172,7 +172,7 @@ def test_few_rows_are_judged_as_many_are(keys: list[bytes], items: list[bytes]) 
         try:
             check_batch(parse(data))
         except DelaydError as error:
-            return error.code, error.message, refused_rows(error)  # type: ignore[arg-type]
+            return error.code, error.message, refused_rows(error)
         return None
 
     for data in (keyed(keys), with_tag_items(items[: len(keys)])):

@@ -465,12 +465,12 @@ class BatchSender:
         rest = Parcel(others, parcel.deadline)
         split = [(rest, 0.0)]
         wait_ms: float | None = None
-        if isinstance(refusal.error, RetryLater):
-            wait_ms = spread_ms(refusal.error.retry_after_ms)
-        elif isinstance(refusal.error, FULL_THERE):
+        if isinstance(refusal.error, (RetryLater, *FULL_THERE)):
             wait_ms = self._elsewhere_after_ms(parcel, group)
             # Elsewhere the rows that it takes would use up the room of those that it does not take.
             rest.roomy = group.log_id if group is not None else 0
+        if wait_ms is None and isinstance(refusal.error, RetryLater):
+            wait_ms = spread_ms(refusal.error.retry_after_ms)
         if wait_ms is None:
             refused.fail(refusal.error)
         else:

@@ -438,14 +438,17 @@ class Quotas:
 
         Raises:
             QuotaReached: with the rows at fault; nothing of the batch counts.
-            SlowDown: a subject of the batch is being counted, or there is no room for more counts.
+            SlowDown: with its rows: a subject is being counted, or there is no room for more counts.
         """
         accepted_ms = max(self._clock.now_ms(), self._books.intake.appended_at_ms)
         shares = self._shares(batch, accepted_ms)
         if not shares:
             return
         if self._full:
-            raise SlowDown("this server counts as many messages of subjects with a quota as it can; send again later")
+            raise SlowDown(
+                "this server counts as many messages of subjects with a quota as it can; send again later",
+                rows=rows_detail(np.sort(np.concatenate([share.rows for share in shares]))),
+            )
         refused: list[NDArray[np.intp]] = []
         why: tuple[SubjectTally, str, int] | None = None
         for share in shares:
@@ -453,7 +456,10 @@ class Quotas:
             if not tally.limits.any:
                 continue
             if not tally.counted:
-                raise SlowDown(f"the messages of {tally.subject.decode()} are being counted for its quota; send again")
+                raise SlowDown(
+                    f"the messages of {tally.subject.decode()} are being counted for its quota; send again",
+                    rows=rows_detail(share.rows),
+                )
             if _fits(tally, share):
                 continue
             taken, limit = _judge(tally, share)

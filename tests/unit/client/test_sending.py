@@ -173,6 +173,34 @@ def test_refused_rows_fail_alone_and_the_others_go_again_as_a_new_batch() -> Non
     on_loop(scenario)
 
 
+def test_rows_that_are_refused_for_now_go_again_later_and_the_others_do_not_wait_for_them() -> None:
+    async def scenario(world: World) -> None:
+        async with AsyncProducer(world.address) as producer:
+            later = DiskReserve("near messages only", retry_after_ms=50)
+            world.delay.script.extend(
+                [refuse(world.delay, later, [1]), lambda *_: False, refuse(world.delay, later, [])]
+            )
+            receipt = await producer.send_batch("a", [b"0", b"far", b"2"], deliver_at_ms=PAST_MS)
+        assert [row[1] for row in world.delay.rows] == [b"0", b"2", b"far"]
+        assert receipt.sequences.tolist() == [1, 3, 2] and len(world.delay.numbers) == 4
+
+    on_loop(scenario)
+
+
+def test_rows_that_are_refused_for_now_go_to_another_server_at_once() -> None:
+    async def scenario(world: World) -> None:
+        async with AsyncProducer(world.address) as producer:
+            other = await warm(producer, world)
+            later = DiskReserve("near messages only", retry_after_ms=LONG_MS)
+            for server in (world.delay, other):
+                server.script.append(refuse(server, later, [1]))
+            taken = len(world.delay.rows) + len(other.rows)
+            assert len(await producer.send_batch("a", [b"0", b"far", b"2"], deliver_at_ms=PAST_MS)) == 3
+            assert len(world.delay.rows) + len(other.rows) == taken + 3
+
+    on_loop(scenario)
+
+
 def test_rule_I3_another_log_at_the_same_address_gets_nothing_of_the_old_one() -> None:
     async def scenario(world: World) -> None:
         async with AsyncProducer(world.address) as producer:

@@ -7,6 +7,7 @@ import errno
 import numpy as np
 import pytest
 
+from delayd.batch.columns import ProducerPart
 from delayd.batch.validate import refused_rows
 from delayd.errors import BadArgument, DamagedData, DataError, DelaydError, QuotaReached, Shortage, SlowDown
 from delayd.hours import HOUR_MS, hour_of_ms
@@ -17,7 +18,7 @@ from delayd.wire.frame import Head
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
 from delayd.wire.scheduling import encode_instants, read_instants
-from tests.worlds.delay import FOLDER, Answer, World, wanted
+from tests.worlds.delay import FOLDER, Answer, World, encode_wanted, wanted
 
 SUBJECT = "orders.eu"
 MINUTE_MS = 60_000
@@ -102,6 +103,19 @@ def test_rows_that_come_and_end_while_the_logs_are_read_count_once() -> None:
     assert pending(world, "orders.us") == listing(world)["orders.us"]["highest"] == 7
     world.drain()
     assert pending(world) == pending(world, "orders.us") == 0
+
+
+def test_messages_of_a_subject_that_is_being_counted_are_refused_for_now_and_no_others() -> None:
+    world = World()
+    set_quota(world, pending=3)
+    world.send(wanted(1, 60_000, "a"))
+    world.settle()
+    world = world.after_crash(PowerLoss.ALL_LOST)
+    mixed = [*wanted(1, 60_000, "b", subject=b"orders.us"), *wanted(2, 60_000, "c")]
+    (told,) = world.begin(RequestType.SEND, body=encode_wanted(mixed, ProducerPart(7, 1, 0)))
+    assert not isinstance(told, DelaydError)
+    (result,) = need_maps(told[0], "results")
+    assert (result["error"], result["rows"]) == ("slow_down", [1, 2])
 
 
 @pytest.mark.parametrize("restart", [False, True])

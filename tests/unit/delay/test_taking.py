@@ -170,6 +170,11 @@ def test_rule_L8_far_messages_are_refused_before_near_ones_and_a_full_hour_with_
         world.pass_ms(1_000)  # It reads each second how much is free.
         assert told(world, sent(free_bytes, 7_200_000, rows=1)) == ("disk_reserve" if far else None)
         assert told(world, sent(free_bytes + 1, 1_000, rows=2)) == ("disk_reserve" if near else None)
+        mixed = [*wanted(1, 1_000, f"n{free_bytes}"), *wanted(1, 7_200_000, f"f{free_bytes}")]
+        (result,) = results_of(world, encode_wanted(mixed, ProducerPart(11, free_bytes, 0)))
+        assert result.get("rows") == ([] if near else [1] if far else None), (
+            "a near message need not wait for a far one"
+        )
     world.server.sweep()
     (result,) = results_of(
         world, encode_wanted([*wanted(1, 7_200_000, "a"), *wanted(1, 5, "b")], ProducerPart(7, 1, 0))
@@ -180,6 +185,32 @@ def test_rule_L8_far_messages_are_refused_before_near_ones_and_a_full_hour_with_
     world.clock.step_wall(-7_200_000)
     assert told(world, sent(2, -7_000_000)) == "hour_full"
     assert all(error.retry_after_ms > 0 for error in (DiskReserve("x"), SlowDown("x"), Stopping("x")))
+
+
+def test_rule_B1_new_subjects_are_refused_with_their_rows_while_there_is_no_room_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+
+    def told_rows(number: int, *subjects: bytes) -> object:
+        names, count = list(dict.fromkeys(subjects)), len(subjects)
+        body = messages(
+            [b"x"] * count,
+            due=[START_MS + HOUR_MS] * count,
+            subjects=names,
+            subject_of=[names.index(name) for name in subjects] if len(names) > 1 else None,
+            part=ProducerPart(PRODUCER_ID, number, 0),
+        )
+        (result,) = results_of(world, body)
+        return (result["error"], result["rows"]) if "error" in result else None
+
+    assert told_rows(1, b"known") is None
+    monkeypatch.setattr("delayd.delay.subjects.BYTES_MAX", 1)
+    world.pass_ms(1_000)
+    world.server.sweep()
+    assert told_rows(2, b"known") is None
+    assert told_rows(3, b"new") == ("slow_down", [0])
+    assert told_rows(4, b"known", b"new", b"known", b"newer") == ("slow_down", [1, 3])
 
 
 def test_a_stop_on_a_full_disk_ends_and_keeps_what_was_accepted() -> None:
