@@ -392,11 +392,19 @@ class Stopping(RetryLater):
 
 @dataclass(frozen=True, slots=True)
 class SendHandle:
-    """Names one batch that was sent, so that its outcome can be asked for later."""
+    """Names one batch that was sent, so that its outcome can be asked for later.
+
+    Fields:
+        log_id, producer_id, producer_batch: the delay server's log, who sent the batch, and its number.
+        first_row, row_count: which rows of the batch a call of `send_batch` had, when it shared the batch with other
+            calls; a count of 0 stands for all rows.
+    """
 
     log_id: int
     producer_id: int
     producer_batch: int
+    first_row: int = 0
+    row_count: int = 0
 
 
 class OutcomeUnknown(DelaydError):
@@ -408,12 +416,15 @@ class OutcomeUnknown(DelaydError):
             "producer_id": handle.producer_id,
             "producer_batch": handle.producer_batch,
         }
+        if handle.row_count:
+            details |= {"first_row": handle.first_row, "row_count": handle.row_count}
         self._fill(message, None, details)
 
     @property
     def handle(self) -> SendHandle:
         """The handle to ask with; it stays valid for as long as the server keeps the producer's batch numbers."""
-        return SendHandle(LogId(self._number("log_id")), self._number("producer_id"), self._number("producer_batch"))
+        batch = LogId(self._number("log_id")), self._number("producer_id"), self._number("producer_batch")
+        return SendHandle(*batch, self._number("first_row"), self._number("row_count"))
 
 
 class StaleHandle(DelaydError):

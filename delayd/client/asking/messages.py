@@ -23,7 +23,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from enum import IntEnum
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
@@ -157,7 +156,7 @@ FIND = Question[AskedWindow, Piece](
 )
 OUTCOME = Question[SendHandle, Accepted | None](
     RequestType.OUTCOME,
-    lambda handle, _: (asdict(handle), []),
+    lambda handle, _: ({name: getattr(handle, name) for name in ("log_id", "producer_id", "producer_batch")}, []),
     lambda handle, answer: read_outcome(answer, handle.log_id),
 )
 
@@ -509,7 +508,12 @@ class Asker:
         """Ask what became of a batch whose outcome was unknown; None when it was not kept and never will be."""
         if not isinstance(handle, SendHandle):
             raise BadArgument(f"a handle is that of an OutcomeUnknown, not {type(handle).__name__}")
-        return await self.once(OUTCOME, handle.log_id, handle, self._deadline())
+        accepted = await self.once(OUTCOME, handle.log_id, handle, self._deadline())
+        if accepted is None or not handle.row_count:
+            return accepted
+        if not 0 <= handle.first_row <= accepted.row_count - handle.row_count:
+            raise BadArgument(f"the handle names rows beyond the {accepted.row_count} of its batch")
+        return accepted.part(handle.first_row, handle.row_count)
 
     async def find(self, log_id: int, window: AskedWindow) -> Piece:
         """The next pending messages of a walk at one server."""

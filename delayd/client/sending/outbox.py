@@ -1,20 +1,21 @@
-"""Outbox: messages that a producer was given and that have no outcome yet: single sends are gathered, batches are cut
-in pieces.
+"""Outbox: messages that a producer was given and that have no outcome yet: sends are gathered, large calls of
+`send_batch` are cut in pieces.
 
-Invariant: at most two batches of single sends for each delay server and lane are under way, and at most 16 pieces of
-batches, so a slow server leads to fuller batches instead of more of them.
+Invariant: at most two batches of single sends for each delay server and lane are under way, and at most 16 of
+`send_batch`, so a slow server leads to fuller batches instead of more of them.
 
-Single sends with keys have a lane of their own: a server looks their keys up, and refuses them while it can't, and no
-other send waits for that.
+Single sends and small pieces of `send_batch` have lanes, in which they share batches. What has keys has lanes of its
+own: a server looks keys up, and refuses them while it can't, and nothing else waits for that. A large piece is a batch
+by itself, and waits for a slot only.
 
-When a gathering leaves depends on how many sends wait and how many batches are under way:
+When a gathering leaves depends on how many rows wait and how many batches are under way:
 
-1. Nothing is under way: it leaves at the end of the loop's turn, with all sends of that turn. So a lone send never
-   waits.
-2. A crowd, CROWD_ROWS or more, leaves in the middle of the turn, if there is a slot.
+1. Nothing is under way: it leaves at the end of the loop's turn, with all rows of that turn. So a lone send never
+   waits. Nor does a call of `send_batch`, whatever is under way, as long as there is a slot: its linger is 0.
+2. A crowd, CROWD_ROWS single sends or JOINED_ROWS others, leaves in the middle of the turn, if there is a slot.
 3. One batch is under way, and fewer than COMPANY_ROWS sends wait: they leave when its acknowledgement comes, or when
    the linger is over. With COMPANY_ROWS or more they leave at the end of the turn.
-4. Two batches are under way: all wait until one of them ends.
+4. All slots are taken: all wait until one of their batches ends.
 
 Slots: places that a bounded number of batches take while they are under way.
 
@@ -27,9 +28,14 @@ Invariant: a send costs two appends and leaves no object that the garbage collec
 is a tuple of plain values, which the collector stops tracking. Columns are made once, when the batch is bound to a
 server.
 
-Block: a piece of one `send_batch`, as columns, without a Python object for each message.
+Block: pieces of calls of `send_batch` that share a batch, as columns, without a Python object for each message.
 
-Invariant: errors and receipts name rows by their place in the caller's columns, also when a piece was split.
+Invariant: each call is told of its own rows only. Errors and receipts name rows by their place in the caller's columns,
+also when a block was split.
+
+    call 1 has rows 0 to 499, call 2 rows 0 to 299 ──▶ rows 0 to 799 of batch 7 ──▶ accepted from sequence 4,000 on
+    call 1: sequences from 4,000 on; call 2: from 4,500 on. Row 510 is refused: row 10 of call 2 fails, and all others
+    go again, in another batch.
 
 Packing: rows of a producer as one PRODUCER batch (docs/formats/batch.md).
 
@@ -43,17 +49,27 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from typing import Self
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayd.batch.batch import PADS, encode_pieces, encode_single, encode_subject_table, one_subject_table
 from delayd.batch.columns import REGIONS, BatchKind, Buffer, ColumnArray, ColumnId, Int64s, ProducerPart
 from delayd.client.instants import ServerClock
 from delayd.client.limits import lengths_of
-from delayd.client.sending.batch_sender import NO_KEYED_ROWS, BatchSender, Parcel, RowsWithKeys, Split, Waiter
+from delayd.client.sending.batch_sender import (
+    NO_KEYED_ROWS,
+    BatchSender,
+    Parcel,
+    RowsWithKeys,
+    Split,
+    UnsentRows,
+    Waiter,
+)
 from delayd.client.sending.receipts import (
     Accepted,
     BatchFailed,
@@ -64,8 +80,8 @@ from delayd.client.sending.receipts import (
     Unheard,
     receipts,
 )
-from delayd.client.sending.send_options import NO_LABEL, Columns, Labels, SendItems, Single
-from delayd.errors import DelaydError, QueueFull
+from delayd.client.sending.send_options import NO_LABEL, Columns, Labels, SendItems, Single, joined
+from delayd.errors import DelaydError, OutcomeUnknown, QueueFull
 
 
 class SendSlots:
@@ -204,6 +220,11 @@ class Gathering:
         """Rows gathered."""
         return len(self.waiters)
 
+    @property
+    def size_bytes(self) -> int:
+        """See Gathered."""
+        return self.held_bytes
+
     def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
         """Take one row, which holds ``byte_count`` bytes; the outbox does the same without this call."""
         self.rows.append(row)
@@ -253,11 +274,7 @@ class Gathering:
         """See UnsentRows."""
         for waiter in self.waiters:
             if not waiter.done():
-                # Each waiter gets a copy, because an exception that is raised in many places collects all of their
-                # tracebacks.
-                own = copy.copy(error)
-                own.__cause__ = error.__cause__
-                self._fail(waiter, own)
+                self._fail(waiter, copy_of(error))
 
     def _fail(self, waiter: Waiter[Receipt], error: DelaydError) -> None:
         waiter.set_exception(error)
@@ -275,6 +292,13 @@ class Gathering:
         for at, (row, waiter) in enumerate(zip(self.rows, self.waiters, strict=True)):
             (named if at in chosen else others).add(row, row_bytes(row), waiter)
         return named, others
+
+
+def copy_of(error: DelaydError) -> DelaydError:
+    """The same error for one of several callers: one that is raised in many places collects all of their tracebacks."""
+    own = copy.copy(error)
+    own.__cause__ = error.__cause__
+    return own
 
 
 def _named(error: DelaydError, row: Single) -> DelaydError:
@@ -320,76 +344,122 @@ class Progress:
         receipt = BatchReceipt(self._parts)
         if not self._failures:
             self._waiter.set_result(receipt)
-        elif len(self._failures) == 1 and not self._parts:
-            # All rows failed together, so the error is the same as that of a single send.
+        elif not self._parts and self._failed_alike:
+            # The error is the same as that of a single send.
             self._waiter.set_exception(self._failures[0].error)
         else:
             self._waiter.set_exception(BatchFailed.of(receipt, self._failures))
 
+    @property
+    def _failed_alike(self) -> bool:
+        """Whether all failures are one, or name the same reason; an unknown outcome has a handle of its own."""
+        kinds = {failure.error.code for failure in self._failures}
+        return len(self._failures) == 1 or (len(kinds) == 1 and OutcomeUnknown.code not in kinds)
 
-class Block:
-    """See UnsentRows; all of one subject."""
 
-    __slots__ = ("_columns", "_deliver_at_ms", "_progress", "_rows")
+class Piece(NamedTuple):
+    """Rows of one `send_batch` that travel in one batch."""
 
-    def __init__(self, progress: Progress, rows: Int64s, columns: Columns) -> None:
-        self._progress = progress
-        self._rows = rows  # Their numbers in the call.
-        self._columns = columns
-        self._deliver_at_ms = columns.deliver
+    progress: Progress
+    rows: Int64s  # Their numbers in the call.
+    columns: Columns
+    size_bytes: int
 
     @classmethod
-    def cut(cls, progress: Progress, columns: Columns, run: range) -> Self:
-        """The rows ``run`` of a call."""
-        return cls(progress, np.arange(run.start, run.stop), columns.cut(run))
+    def of(cls, progress: Progress, rows: Int64s, columns: Columns) -> Self:
+        """A piece with its size."""
+        return cls(progress, rows, columns, int(columns.sizes.sum()))
 
-    @property
-    def count(self) -> int:
-        """See UnsentRows."""
-        return len(self._rows)
+
+class Block:
+    """See UnsentRows; pieces of one call, or of several."""
+
+    __slots__ = ("_deliver_at_ms", "_pieces", "count", "size_bytes")
+
+    def __init__(self, *pieces: Piece) -> None:
+        self._pieces: list[Piece] = []
+        self._deliver_at_ms: list[Int64s] = []  # Of each piece, once the batch is bound.
+        self.count = 0
+        self.size_bytes = 0
+        for piece in pieces:
+            self.add(piece)
 
     @property
     def held_bytes(self) -> int:
-        """See UnsentRows; 0, because the caller holds the bodies and waits with them."""
+        """See UnsentRows; 0, because the callers hold the bodies and wait with them."""
         return 0
+
+    def add(self, piece: Piece) -> None:
+        """Take the rows of one more call."""
+        self._pieces.append(piece)
+        self.count += len(piece.rows)
+        self.size_bytes += piece.size_bytes
 
     def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
         """See UnsentRows."""
-        columns = self._columns
-        if columns.relative:
-            self._deliver_at_ms = clock.latest_ms_column(columns.deliver)
-        regions = {ColumnId.BODY_END: SendItems(columns.bodies, columns.body_bytes)}
-        if columns.headers is not None:
-            regions[ColumnId.HEADERS_END] = SendItems(columns.headers, lengths_of(columns.headers))
-        packed: dict[ColumnId, ColumnArray] = {ColumnId.DELIVER_AT_MS: self._deliver_at_ms}
-        if columns.labels is not None:
-            columns.labels.add_to(packed, regions)
-        return pack_rows(part, [columns.subject], packed, regions)
+        each: list[Columns] = []
+        self._deliver_at_ms = instants = []
+        for piece in self._pieces:
+            columns = piece.columns
+            each.append(columns)
+            instants.append(clock.latest_ms_column(columns.deliver) if columns.relative else columns.deliver)
+        return pack_rows(part, *joined(each, instants[0] if len(each) == 1 else np.concatenate(instants)))
 
     def accept(self, accepted: Accepted) -> None:
         """See UnsentRows."""
-        self._progress.accept(ReceiptPart(self._rows, self._deliver_at_ms, accepted))
+        first = 0
+        for piece, deliver_at_ms in zip(self._pieces, self._deliver_at_ms, strict=True):
+            count = len(piece.rows)
+            own = accepted if count == self.count else accepted.part(first, count)
+            piece.progress.accept(ReceiptPart(piece.rows, deliver_at_ms, own))
+            first += count
 
     def fail(self, error: DelaydError) -> None:
         """See UnsentRows."""
-        self._progress.fail(self._rows, error)
+        if len(self._pieces) == 1:
+            self._pieces[0].progress.fail(self._pieces[0].rows, error)
+            return
+        first = 0
+        for piece in self._pieces:
+            own = copy_of(error)
+            if isinstance(error, OutcomeUnknown):
+                own = OutcomeUnknown(error.message, replace(error.handle, first_row=first, row_count=len(piece.rows)))
+                own.__cause__ = error.__cause__
+            piece.progress.fail(piece.rows, own)
+            first += len(piece.rows)
 
     def keyed_rows(self) -> RowsWithKeys:
         """See UnsentRows."""
-        labels = self._columns.labels
-        rows = [] if labels is None else labels.keyed_rows()
-        if labels is None or not rows:
-            return NO_KEYED_ROWS
-        return RowsWithKeys(rows, [self._columns.subject] * len(rows), [labels.keys[row] for row in rows])
+        rows: list[int] = []
+        subjects: list[bytes] = []
+        keys: list[bytes] = []
+        first = 0
+        for piece in self._pieces:
+            labels = piece.columns.labels
+            own = [] if labels is None else labels.keyed_rows()
+            if labels is not None and own:
+                rows += [first + row for row in own]
+                subjects += [piece.columns.subject] * len(own)
+                keys += [labels.keys[row] for row in own]
+            first += len(piece.rows)
+        return RowsWithKeys(rows, subjects, keys) if rows else NO_KEYED_ROWS
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """See UnsentRows."""
-        named = np.zeros(len(self._rows), bool)
+        named = np.zeros(self.count, bool)
         named[np.array(rows, np.int64)] = True
-        return self._pick(np.flatnonzero(named)), self._pick(np.flatnonzero(~named))
+        return self._pick(named), self._pick(~named)
 
-    def _pick(self, rows: Int64s) -> Self:
-        return type(self)(self._progress, self._rows[rows], self._columns.pick(rows))
+    def _pick(self, chosen: NDArray[np.bool_]) -> Self:
+        ends = np.cumsum([len(piece.rows) for piece in self._pieces])[:-1]
+        picks = zip(self._pieces, map(np.flatnonzero, np.split(chosen, ends)), strict=True)
+        return type(self)(
+            *[
+                Piece.of(piece.progress, piece.rows[rows], piece.columns.pick(rows))
+                for piece, rows in picks
+                if len(rows)
+            ]
+        )
 
 
 SINGLES_UNDER_WAY = 2  # For each server: one batch is made durable while the next one travels.
@@ -398,6 +468,10 @@ COMPANY_ROWS = 128
 # A crowd's batch leaves at this size: further sends are gathered while it waits for its acknowledgement.
 CROWD_ROWS = 512
 PIECES_UNDER_WAY = 16  # 1,035 k messages/s with 16, 784 k with 4, 876 k with 64.
+# Calls of one turn share a batch of this many rows: in batches of 500 a row costs half as much again. Larger pieces go
+# alone.
+JOINED_ROWS = 2_000
+JOINED_BYTES = 512 << 10  # Above this a batch costs what its bytes cost, whoever shares it.
 CLOSE_GATHERING_MS = 500.0  # A send may fail this much later than its own limit, while nothing gets through.
 
 
@@ -409,16 +483,25 @@ class Outbox:
         self._timeout_s = timeout_ms / 1000
         self.on_free: Callable[[int], None] = _nobody_waits  # Called with how many bytes of single sends have ended.
         self._loop = asyncio.get_running_loop()
-        self._plain = _Lane(sender, linger_ms / 1000, self._leave, unheard)
-        self._keyed = _Lane(sender, linger_ms / 1000, self._leave, unheard)
         self._pieces = SendSlots(lambda: PIECES_UNDER_WAY)
+
+        def singles() -> _Lane[Gathering]:
+            slots = SendSlots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
+            return _Lane(lambda: Gathering(unheard), slots, self._leave, linger_ms / 1000, CROWD_ROWS)
+
+        def blocks() -> _Lane[Block]:
+            return _Lane(Block, self._pieces, self._leave, 0.0, JOINED_ROWS)
+
+        self._plain, self._keyed = singles(), singles()
+        self._plain_blocks, self._keyed_blocks = blocks(), blocks()
+        self._lanes = self._plain, self._keyed, self._plain_blocks, self._keyed_blocks
         self._under_way: dict[Parcel, asyncio.Future[None] | None] = {}  # Each with the future that `flush` waits for.
         self._tasks: set[asyncio.Task[None]] = set()  # Tasks of parcels that wait before they are carried.
 
     @property
     def unsent(self) -> int:
         """Messages that have no outcome yet."""
-        gathered = self._plain.gathering.count + self._keyed.gathering.count
+        gathered = sum([lane.gathering.count for lane in self._lanes])
         return gathered + sum([parcel.rows.count for parcel in list(self._under_way)])
 
     def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
@@ -434,20 +517,34 @@ class Outbox:
             lane.look()
 
     async def add_batch(self, progress: Progress, columns: Columns) -> None:
-        """Take the rows of one `send_batch`, piece by piece; returns when the last of them is under way."""
+        """Take the rows of one `send_batch`, piece by piece; returns when the last of them is gathered or under way."""
+        lane = self._keyed_blocks if columns.has_keys else self._plain_blocks
         for run in split_rows(columns.sizes):
+            piece = Piece.of(progress, np.arange(run.start, run.stop), columns.cut(run))
+            if len(run) < JOINED_ROWS and piece.size_bytes < JOINED_BYTES:
+                self._gather(piece, lane)
+                continue
             try:
                 await self._pieces.take(self._loop.time() + self._timeout_s)
             except TimeoutError:
                 rest = np.arange(run.start, len(columns.sizes))
-                progress.fail(rest, QueueFull(f"{PIECES_UNDER_WAY} batches stayed under way for {self._timeout_s:g} s"))
+                progress.fail(rest, self._no_slot())
                 return
-            parcel = self._sender.parcel(Block.cut(progress, columns, run))
-            self._carry(parcel, self._pieces)
+            self._carry(self._sender.parcel(Block(piece)), self._pieces)
+
+    def _gather(self, piece: Piece, lane: _Lane[Block]) -> None:
+        """Take a small piece, which shares a batch with others."""
+        block = lane.gathering
+        if block.count + len(piece.rows) > ROWS_TARGET or block.size_bytes + piece.size_bytes > BYTES_TARGET:
+            lane.close_gathering()
+            block = lane.gathering
+        block.add(piece)
+        if block.count >= lane.look_at:
+            lane.look()
 
     async def flush(self) -> None:
         """Wait until everything that was added before has ended."""
-        for lane in (self._plain, self._keyed):
+        for lane in self._lanes:
             if lane.gathering.count:
                 lane.close_gathering()
         ends: list[asyncio.Future[None]] = []
@@ -458,8 +555,9 @@ class Outbox:
         if ends:
             await asyncio.wait(ends)
 
-    def _leave(self, parcel: Parcel, slots: SendSlots) -> None:
-        """Carry a parcel as soon as it has a slot."""
+    def _leave(self, rows: UnsentRows, slots: SendSlots) -> None:
+        """Carry rows as soon as they have a slot; their time limit begins now."""
+        parcel = self._sender.parcel(rows)
         if slots.take_free():
             self._carry(parcel, slots)
         else:
@@ -472,14 +570,21 @@ class Outbox:
         self._sender.carry(parcel, partial(self._ended, slots))
 
     async def _carry_when_free(self, parcel: Parcel, slots: SendSlots) -> None:
+        is_piece = slots is self._pieces
         try:
             await slots.take(parcel.deadline)
         except TimeoutError:
-            parcel.rows.fail(self._sender.given_up(parcel))
+            parcel.rows.fail(self._no_slot() if is_piece else self._sender.given_up(parcel))
             self.on_free(parcel.rows.held_bytes)
             self._over(parcel)
             return
+        if is_piece:
+            # As of a piece that goes alone: the wait for a slot has had a limit of its own.
+            parcel.deadline = self._loop.time() + self._timeout_s
         self._carry(parcel, slots)
+
+    def _no_slot(self) -> QueueFull:
+        return QueueFull(f"{PIECES_UNDER_WAY} batches stayed under way for {self._timeout_s:g} s")
 
     def _ended(self, slots: SendSlots, parcel: Parcel, split: Split) -> None:
         slots.give()
@@ -489,7 +594,7 @@ class Outbox:
             self._spawn(self._carry_split(parcel, split))
         else:
             self._over(parcel)
-        for lane in (self._plain, self._keyed):
+        for lane in self._lanes:
             if slots in (lane.slots, self._pieces):
                 lane.flush()
 
@@ -515,41 +620,51 @@ class Outbox:
         task.add_done_callback(self._tasks.discard)
 
 
-class _Lane:
-    """Single sends that share batches, until these leave."""
+class Gathered(UnsentRows, Protocol):
+    """Unsent rows that grow until they leave."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes they have."""
+
+
+Rows = TypeVar("Rows", bound=Gathered)
+
+
+class _Lane(Generic[Rows]):
+    """Sends that share batches, until these leave."""
 
     def __init__(
-        self, sender: BatchSender, linger_s: float, leave: Callable[[Parcel, SendSlots], None], unheard: Unheard
+        self,
+        empty: Callable[[], Rows],
+        slots: SendSlots,
+        leave: Callable[[Rows, SendSlots], None],
+        linger_s: float,
+        crowd_rows: int,
     ) -> None:
-        self.gathering = Gathering(unheard)
+        self.gathering = empty()
         self.look_at = 1  # `look` is called when this many rows are gathered.
-        self.slots = SendSlots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
-        self._sender = sender
-        self._linger_s = linger_s
+        self.slots = slots
+        self._empty = empty
         self._leave = leave
-        self._unheard = unheard
+        self._linger_s = linger_s
+        self._crowd_rows = crowd_rows
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None  # Set while anything is gathered.
 
     def look(self) -> None:
         """Decide when the gathering leaves, at its first row and whenever it has become much larger."""
         count = self.gathering.count
-        if count >= ROWS_TARGET or self.gathering.held_bytes >= BYTES_TARGET:
+        is_crowd = count >= self._crowd_rows
+        if count >= ROWS_TARGET or self.gathering.size_bytes >= BYTES_TARGET or (is_crowd and self.slots.free):
             self.close_gathering()
-        elif count >= CROWD_ROWS:
-            self.look_at = ROWS_TARGET
-            if self.slots.free:
-                self.close_gathering()
-        elif count >= COMPANY_ROWS:
-            self.look_at = CROWD_ROWS
-            if self.slots.free:
-                self._set_timer(self._loop.call_soon(self.flush))
-        else:
-            self.look_at = COMPANY_ROWS
-            if self.slots.taken:
-                self._set_timer(self._loop.call_later(self._linger_s, self.flush))
-            else:
-                self._set_timer(self._loop.call_soon(self.flush))
+            return
+        has_company = count >= COMPANY_ROWS
+        self.look_at = ROWS_TARGET if is_crowd else self._crowd_rows if has_company else COMPANY_ROWS
+        if (has_company and self.slots.free) or not self.slots.taken:
+            self._set_timer(self._loop.call_soon(self.flush))
+        elif self._timer is None:
+            self._set_timer(self._loop.call_later(self._linger_s, self.flush))
 
     def _set_timer(self, timer: asyncio.Handle | None) -> None:
         if self._timer is not None:
@@ -558,9 +673,9 @@ class _Lane:
 
     def flush(self) -> None:
         """Send what is gathered, if it may leave now."""
-        self._set_timer(None)
         if not self.gathering.count:
             return
+        self._set_timer(None)
         if self.slots.free:
             self.close_gathering()
         else:
@@ -570,9 +685,8 @@ class _Lane:
         """End the gathering: it leaves when it has a slot, and its time limit begins now."""
         self._set_timer(None)
         self.look_at = 1
-        parcel = self._sender.parcel(self.gathering)
-        self.gathering = Gathering(self._unheard)
-        self._leave(parcel, self.slots)
+        gathering, self.gathering = self.gathering, self._empty()
+        self._leave(gathering, self.slots)
 
 
 def _nobody_waits(_: int) -> None:

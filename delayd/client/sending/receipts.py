@@ -39,7 +39,7 @@ from delayd.client.instants import utc
 from delayd.client.limits import is_number, need_callable, need_text
 from delayd.errors import BadArgument, BatchMalformed, DelaydError, InFlight, KeyPending, LogId
 from delayd.hours import INSTANT_MS_MAX
-from delayd.log.hour import decode_ended, others_filed_at_ms
+from delayd.log.hour import EndedRows, decode_ended, others_filed_at_ms
 from delayd.outcome import Reason
 from delayd.wire.asked import AnswerRows, RescheduleAnswer
 
@@ -62,6 +62,15 @@ class Accepted(NamedTuple):
     accepted_at_ms: int
     duplicate: bool
     decided: bytes = b""  # Rows of `delayd.log.hour`, for those that met others by their keys; see `Verdicts`.
+
+    def part(self, first: int, count: int) -> Accepted:
+        """The same answer about ``count`` rows of the batch, from row ``first`` on."""
+        decided = self.decided
+        if decided:
+            rows = decode_ended(decided)
+            place = _new_rows(rows) - np.uint64(self.base_sequence)
+            decided = rows[(place >= first) & (place < first + count)].tobytes()
+        return self._replace(base_sequence=self.base_sequence + first, row_count=count, decided=decided)
 
 
 class SendVerdict(IntEnum):
@@ -205,6 +214,14 @@ def _met(
     )
 
 
+def _new_rows(decided: EndedRows) -> NDArray[np.uint64]:
+    """The sequences of the rows that were sent, of which decisions are.
+
+    A row REPLACED is the earlier one, and names the new one; the others are new rows, and name the earlier one.
+    """
+    return np.where(decided["reason"] == Reason.REPLACED, decided["other"], decided["sequence"])
+
+
 class Verdicts(NamedTuple):
     """What became of the rows of one batch by their keys: columns with one item for each row."""
 
@@ -223,10 +240,8 @@ class Verdicts(NamedTuple):
             np.zeros(accepted.row_count, np.int64),
         )
         rows = decode_ended(accepted.decided)
-        # A row REPLACED is the earlier one, and names the new one; the others are new rows, and name the earlier one.
         replaced = rows["reason"] == Reason.REPLACED
-        new = np.where(replaced, rows["other"], rows["sequence"])
-        place = new - np.uint64(accepted.base_sequence)
+        place = _new_rows(rows) - np.uint64(accepted.base_sequence)
         if bool((place >= accepted.row_count).any()) or len(np.unique(place)) < len(place):
             raise BatchMalformed("a decision is not about a row of the batch")
         verdict = _VERDICT_OF.take(rows["reason"], mode="clip")

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from types import FunctionType
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -322,6 +323,11 @@ class Columns(NamedTuple):
     headers: Sequence[bytes] | None
     labels: Labels | None = None
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether any of the rows has a key."""
+        return self.labels is not None and any(self.labels.keys)
+
     def cut(self, run: range) -> Columns:
         """Neighbouring rows, without a copy of the arrays."""
         piece = slice(run.start, run.stop)
@@ -388,6 +394,16 @@ class Labels(NamedTuple):
     ttl_ms: Sequence[int]
     ordering: Sequence[int]
 
+    @classmethod
+    def none(cls, count: int) -> Labels:
+        """The labels of rows that have none."""
+        return cls(*([value] * count for value in NO_LABEL))  # type: ignore[arg-type]
+
+    @classmethod
+    def joined(cls, each: Sequence[Labels]) -> Labels:
+        """The labels of calls that share a batch, one call after the other."""
+        return cls(*(list(chain.from_iterable(column)) for column in zip(*each, strict=True)))
+
     def cut(self, run: range) -> Labels:
         """Neighbouring rows."""
         piece = slice(run.start, run.stop)
@@ -420,6 +436,44 @@ class Labels(NamedTuple):
     def sizes(self) -> Int64s:
         """How many bytes the labels of each row have."""
         return lengths_of(self.keys) + lengths_of(self.tags)
+
+
+class Packed(NamedTuple):
+    """Rows as a batch has them: the subject table, the columns without a region, and the regions."""
+
+    subjects: Sequence[bytes]
+    columns: dict[ColumnId, ColumnArray]
+    regions: dict[ColumnId, SendItems]
+
+
+def joined(each: Sequence[Columns], deliver_at_ms: Int64s) -> Packed:
+    """The rows of calls that share a batch, one call after the other; ``deliver_at_ms`` is of all of them."""
+    index: dict[bytes, int] = {}
+    subject_of: list[int] = []
+    counts: list[int] = []
+    lengths: list[Int64s] = []
+    have_headers = have_labels = False
+    for columns in each:
+        subject_of.append(index.setdefault(columns.subject, len(index)))
+        counts.append(len(columns.bodies))
+        lengths.append(columns.body_bytes)
+        have_headers |= columns.headers is not None
+        have_labels |= columns.labels is not None
+    packed: dict[ColumnId, ColumnArray] = {ColumnId.DELIVER_AT_MS: deliver_at_ms}
+    if len(index) > 1:
+        packed[ColumnId.SUBJECT] = np.repeat(np.array(subject_of, np.uint32), counts)
+    if len(each) == 1:
+        bodies = each[0].bodies  # Nothing is copied of a call that goes alone.
+    else:
+        bodies = list(chain.from_iterable([columns.bodies for columns in each]))
+    regions = {ColumnId.BODY_END: SendItems(bodies, lengths[0] if len(each) == 1 else np.concatenate(lengths))}
+    if have_headers:
+        packed_headers = [columns.headers or [NO_HEADERS] * len(columns.bodies) for columns in each]
+        headers = list(chain.from_iterable(packed_headers))
+        regions[ColumnId.HEADERS_END] = SendItems(headers, lengths_of(headers))
+    if have_labels:
+        Labels.joined([columns.labels or Labels.none(len(columns.bodies)) for columns in each]).add_to(packed, regions)
+    return Packed(list(index), packed, regions)
 
 
 def columns_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from socket import socket
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 import delayd
-from delayd import AsyncProducer
+from delayd import AsyncProducer, BatchFailed, BatchReceipt
+from delayd.batch.columns import ColumnId
 from delayd.batch.content import Names, slots_of_names
 from delayd.client.sending.receipts import Accepted, Verdicts
 from delayd.errors import (
@@ -171,6 +173,106 @@ def test_refused_rows_fail_alone_and_the_others_go_again_as_a_new_batch() -> Non
         assert world.delay.numbers == [1, 2]
 
     on_loop(scenario)
+
+
+def bodies_of(call: int, count: int) -> list[bytes]:
+    return [b"%d-%d" % (call, row) for row in range(count)]
+
+
+def test_calls_of_one_turn_share_a_batch_and_each_has_its_own_receipt_and_error() -> None:
+    async def scenario(world: World) -> None:
+        async with AsyncProducer(world.address) as producer:
+            await producer.send("a", b"warm", deliver_at_ms=PAST_MS)
+            world.delay.script.append(refuse(world.delay, HourFull("full"), [4, 5]))
+            counts = [3, 2, 1, 4]
+            calls = [
+                producer.send_batch("ab"[call % 2], bodies_of(call, count), np.full(count, PAST_MS + call))
+                for call, count in enumerate(counts)
+            ]
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert world.delay.numbers == [1, 2, 3], "one batch, and once more those that were not refused"
+            # Row 4 is the last one of the second call, and row 5 the only one of the third.
+            assert isinstance(outcomes[2], HourFull) and isinstance(outcomes[1], BatchFailed)
+            assert [failure.rows.tolist() for failure in outcomes[1].failures] == [[1]]
+            rows = world.delay.rows
+            for call, receipt in ((0, outcomes[0]), (1, outcomes[1].receipt), (3, outcomes[3])):
+                assert isinstance(receipt, BatchReceipt)
+                told = [rows[sequence - 1] for sequence in receipt.sequences.tolist()]
+                kept = bodies_of(call, counts[call])[: 1 if call == 1 else None]
+                assert told == [(b"ab"[call % 2 : call % 2 + 1], body, PAST_MS + call) for body in kept]
+
+    on_loop(scenario)
+
+
+def test_calls_with_keys_share_no_batch_with_others() -> None:
+    async def scenario(world: World) -> None:
+        async with AsyncProducer(world.address) as producer:
+            await producer.send("a", b"warm", deliver_at_ms=PAST_MS)
+            keys = [None, ["k0", "k1"], None, ["k2", None]]
+            calls = [
+                producer.send_batch("a", bodies_of(call, 2), deliver_at_ms=PAST_MS, keys=own)
+                for call, own in enumerate(keys)
+            ]
+            await asyncio.gather(*calls)
+        assert [kept.batch.count for kept in world.delay.kept] == [1, 4, 4]
+        assert [ColumnId.KEY_END in kept.batch for kept in world.delay.kept] == [False, False, True]
+
+    on_loop(scenario)
+
+
+def test_each_call_can_ask_for_its_own_rows_of_a_shared_batch_whose_outcome_is_unknown() -> None:
+    async def scenario(world: World) -> None:
+        async with AsyncProducer(world.address) as producer:
+            await producer.send("a", b"warm", deliver_at_ms=PAST_MS)
+            world.delay.holding = True
+            calls = [
+                asyncio.ensure_future(producer.send_batch("a", bodies_of(call, 2 + call), deliver_at_ms=PAST_MS))
+                for call in range(3)
+            ]
+            await until_held(world.delay, 1)
+            await skip(LIMIT_S)
+            errors = [await error_of(call) for call in calls]
+            world.delay.release()
+            for call, error in enumerate(errors):
+                assert isinstance(error, OutcomeUnknown)
+                accepted = await producer.outcome(error.handle)
+                assert accepted is not None
+                first = accepted.base_sequence - 1
+                told = [row[1] for row in world.delay.rows[first : first + accepted.row_count]]
+                assert told == bodies_of(call, 2 + call)
+            assert isinstance(error, OutcomeUnknown)
+            beyond = replace(error.handle, row_count=10)
+            assert isinstance(await error_of(producer.outcome(beyond)), BadArgument)
+
+    on_steady_loop(scenario)
+
+
+def test_calls_that_find_no_place_in_time_are_told_that_nothing_was_sent() -> None:
+    async def scenario(world: World) -> None:
+        async with AsyncProducer(world.address) as producer:
+            await producer.send("a", b"warm", deliver_at_ms=PAST_MS)
+            world.delay.holding = True
+            under_way: list[asyncio.Future[BatchReceipt]] = []
+            for number in range(16):
+                under_way.append(asyncio.ensure_future(producer.send_batch("a", [b"%d" % number], [PAST_MS])))
+                await until_held(world.delay, number + 1)
+            await skip(1)
+            # These get the places when the first ones have no outcome in time, before those that wait since later.
+            large = [asyncio.ensure_future(producer.send_batch("a", [b"x"] * 2_000, PAST_MS)) for _ in range(16)]
+            await asyncio.sleep(0)
+            late = [asyncio.ensure_future(producer.send_batch("a", [b"x"], PAST_MS)) for _ in range(3)]
+            await skip(0)
+            await skip(1)  # They stop to wait for company.
+            await skip(LIMIT_S - 2)
+            assert {type(await error_of(call)) for call in under_way} == {OutcomeUnknown}
+            await until_held(world.delay, 32)
+            assert not any(call.done() for call in late)
+            await skip(3)
+            assert {type(await error_of(call)) for call in late} == {QueueFull}
+            world.delay.release()
+            await asyncio.gather(*large)
+
+    on_steady_loop(scenario)
 
 
 def test_rows_that_are_refused_for_now_go_again_later_and_the_others_do_not_wait_for_them() -> None:
