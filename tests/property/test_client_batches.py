@@ -36,7 +36,7 @@ from delayd.client.sending.outbox import (
 )
 from delayd.client.sending.receipts import Accepted, Unheard
 from delayd.client.sending.send_options import NO_LABEL, Columns, Label, Labels, SendItems, Single
-from delayd.errors import DelaydError, HourFull, LogId
+from delayd.errors import DelaydError, HourFull, LogId, QuotaReached
 from delayd.log.hour import ENDED
 from delayd.outcome import Reason
 
@@ -203,7 +203,7 @@ class Carrier:
         self.groups = [LOG_ID]
         self.kept: dict[int, bytes] = {}  # Bodies by sequence.
         self.answers: dict[int, Accepted] = {}  # Of batches whose outcome the client does not know.
-        self.refused: set[bytes] = set()
+        self.refused: dict[bytes, str] = {}  # Why, by body.
         self.batches = 0
         self._draw = draw
 
@@ -226,16 +226,18 @@ class Carrier:
         sent = unpacked(rows.encode(PART, known_clock()))
         keyed = [at for at, row in enumerate(sent) if row[4].key]
         assert list(rows.keyed_rows().rows) == keyed and len(keyed) in (0, len(sent)), "keys have batches of their own"
-        fault = self._draw.choice(["none", "none", "rows", "all", "unknown"])
-        if fault == "rows" and len(sent) > 1:
+        fault = self._draw.choice(["none", "none", "rows", "later", "all", "unknown"])
+        if fault in ("rows", "later") and len(sent) > 1:
             at_fault = self._draw.sample(range(len(sent)), self._draw.randint(1, len(sent) - 1))
             named, others = rows.split(sorted(at_fault))
-            self.refused |= {sent[row][1] for row in at_fault}
+            if fault == "later":
+                return [(Parcel(part, parcel.deadline), 0.0) for part in (named, others)]
+            self.refused |= {sent[row][1]: HourFull.code for row in at_fault}
             named.fail(HourFull("full"))
             return [(Parcel(others, parcel.deadline), 0.0)]
         if fault == "all":
-            self.refused |= {row[1] for row in sent}
-            rows.fail(HourFull("full"))
+            self.refused |= {row[1]: QuotaReached.code for row in sent}
+            rows.fail(QuotaReached("too many"))
         else:
             first = len(self.kept) + 1
             self.kept |= {first + at: row[1] for at, row in enumerate(sent)}
@@ -307,7 +309,10 @@ def check_told(outcome: BatchReceipt | DelaydError, call: int, columns: Columns,
             own = answer.part(handle.first_row, handle.row_count) if handle.row_count else answer
             assert [carrier.kept[own.base_sequence + at] for at in range(own.row_count)] == bodies
         else:
-            assert set(bodies) <= carrier.refused
+            assert {carrier.refused[body] for body in bodies} == {error.code}
+    if isinstance(outcome, BatchFailed) and not len(receipt):
+        kinds = {error.code for _, error in failures}
+        assert len(kinds) > 1 or kinds == {OutcomeUnknown.code}, "all failed alike, so this is the error"
 
 
 @given(CALLS, st.integers(0, 2**32))
