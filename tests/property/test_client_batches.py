@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Generic, TypeVar
 
@@ -11,10 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from delayd import BatchReceipt, Receipt
-from delayd.batch.batch import Batch, encode_single, parse
-from delayd.batch.columns import ColumnId, Int64s, ProducerPart
+from delayd.batch.batch import encode_single
+from delayd.batch.columns import ColumnId, Int64s
 from delayd.batch.labels import encode_tags
-from delayd.batch.validate import check_batch
 from delayd.client.instants import ServerClock
 from delayd.client.pulling.acks import merge
 from delayd.client.sending.outbox import (
@@ -30,10 +28,9 @@ from delayd.client.sending.outbox import (
 )
 from delayd.client.sending.receipts import Accepted
 from delayd.client.sending.send_options import NO_LABEL, Columns, Label, Labels, SendItems, Single
-from delayd.errors import DelaydError, HourFull, LogId
+from delayd.errors import DelaydError, HourFull
+from tests.property.packed import LOG_ID, PART, Row, known_clock, unpacked
 
-LOG_ID = LogId(5)
-PART = ProducerPart(2**64 - 1, 7, 3)
 NAMES = st.text("abcXYZ019._%/-", min_size=1, max_size=12)
 HEADERS = st.sampled_from([b"", b"\x80", b"\x81\xa1a\xa1b", b"\x81\xa3key\xc4\x01\x00"])
 TAG_ITEMS = [b"", encode_tags(["eu"]), encode_tags(["eu", "urgent"])]
@@ -47,7 +44,6 @@ ROWS = st.lists(
 )
 
 Outcome = TypeVar("Outcome")
-Row = tuple[bytes, bytes, int, bytes, Label]  # Subject, body, deliver_at_ms, headers, key and tags.
 
 
 class Kept(Generic[Outcome]):
@@ -66,43 +62,12 @@ class Kept(Generic[Outcome]):
         self.outcomes.append(error)
 
 
-def known_clock() -> ServerClock:
-    """A server's clock that is exactly known to be 1,000 s ahead of the monotonic one."""
-    clock = ServerClock("a server")
-    clock.sample(0, 0, 1_000_000, wall_us=1_000_000_000)
-    return clock
-
-
 def gathered(sends: list[Single]) -> tuple[Gathering, list[Kept[Receipt]]]:
     gathering = Gathering()
     waiters: list[Kept[Receipt]] = [Kept() for _ in sends]
     for row, waiter in zip(sends, waiters, strict=True):
         gathering.add(row, row_bytes(row), waiter)
     return gathering, waiters
-
-
-def unpacked(pieces: Sequence[bytes]) -> list[Row]:
-    encoded = b"".join(pieces)
-    batch = parse(encoded)
-    batch.verify()
-    check_batch(batch)
-    assert batch.producer == PART and batch.total_bytes == len(encoded)
-    subjects = batch.subjects()
-    subject_of = batch.uint32s(ColumnId.SUBJECT).tolist() if ColumnId.SUBJECT in batch else [0] * batch.count
-    names = [subjects[index] for index in subject_of]
-    due = batch.int64s(ColumnId.DELIVER_AT_MS).tolist()
-    bodies = _items(batch, ColumnId.BODY_END)
-    headers = _items(batch, ColumnId.HEADERS_END) if ColumnId.HEADERS_END in batch else [b""] * batch.count
-    nothing = [b""] * batch.count
-    keys = _items(batch, ColumnId.KEY_END) if ColumnId.KEY_END in batch else nothing
-    tags = _items(batch, ColumnId.TAGS_END) if ColumnId.TAGS_END in batch else nothing
-    flags = batch.column(ColumnId.ROW_FLAGS).tolist() if ColumnId.ROW_FLAGS in batch else [0] * batch.count
-    return list(zip(names, bodies, due, headers, map(Label, keys, flags, tags), strict=True))
-
-
-def _items(batch: Batch, column: ColumnId) -> list[bytes]:
-    starts, ends = batch.region(column)
-    return [bytes(batch.heap[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 def expected(sends: list[Single], clock: ServerClock) -> list[Row]:

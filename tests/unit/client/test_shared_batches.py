@@ -22,7 +22,7 @@ from delayd.client.sending.send_options import Columns, Labels
 from delayd.errors import DelaydError, HourFull, QuotaReached
 from delayd.log.hour import ENDED
 from delayd.outcome import Reason
-from tests.property.test_client_batches import LOG_ID, PART, known_clock, unpacked
+from tests.property.packed import LOG_ID, PART, known_clock, unpacked
 from tests.unit.client.world import PAST_MS
 
 
