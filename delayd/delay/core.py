@@ -320,7 +320,7 @@ class DelayCore:
         """Go on after hours were loaded, or those of their rows that can be read."""
         for loaded in hours:
             if loaded.damage is not None:
-                self.upkeep.mending.schedule_damaged(loaded.hour, loaded.damage, len(loaded.prepared.rows))
+                self.upkeep.mending.schedule_damaged(loaded.hour, loaded.damage, loaded.unread)
         self._attached()
 
     def _attached(self) -> None:

@@ -246,8 +246,8 @@ class Upkeep:
         )
         for hour, error in quarantined.items():
             self.mending.dispatch_damaged(hour, error)
-        for hour, (error, loaded) in found.unloaded.items():
-            self.mending.schedule_damaged(hour, error, loaded)
+        for hour, (error, unread) in found.unloaded.items():
+            self.mending.schedule_damaged(hour, error, unread)
         if found.seals_damage is not None:
             self.mending.seals_damaged(found.seals_damage)
 

@@ -104,7 +104,7 @@ class Recovered:
     seals: SealLog | None  # None: the seal log is damaged, and no hour is sealed until it is restored.
     seals_damage: DamagedData | None
     damage: list[DamagedData]
-    # Hours whose schedule log is damaged or waits for its operator: why, and how many of its rows are loaded.
+    # Hours whose schedule log is damaged or waits for its operator: why, and how many rows are not read.
     unloaded: dict[int, tuple[DamagedData, int]]
     replaced: bool  # Whether logs that the checkpoint file counts have others in their places.
     # By hour: rows of given up dispatch logs that may have been handed over without anybody knowing.
@@ -181,7 +181,7 @@ def _recover(opened: ExitStack, site: Site, config: DelayConfig) -> Recovered:
     except DamagedData as error:
         seals_damage = error
         damage.append(error)
-    waiting = {hour: (error, 0) for hour, error in unloaded.items()}
+    waiting = {hour: (error, kept.hours.get(hour).rows) for hour, error in unloaded.items()}
     broken = seals, seals_damage, damage, waiting
     found = Recovered(kept, message_log, replayed, outcomes, owed, Wheel(), *broken, replaced)
     _load(site, config, found)
@@ -377,7 +377,7 @@ def _load(site: Site, config: DelayConfig, found: Recovered) -> None:
             ordered = _without_doubtful(hour, ordered, found)
         if loaded.damage is not None:
             found.damage.append(loaded.damage)
-            found.unloaded[hour] = loaded.damage, len(loaded.prepared.rows)
+            found.unloaded[hour] = loaded.damage, loaded.unread
         elif hour in outcomes.rows:
             rows_of_hour = sum([part.counted.rows for part in parts]) + unfiled.get(hour, 0)
             _count_outcomes(hour, rows_of_hour - sum([len(each.rows) for each in ordered]), found)

@@ -138,9 +138,9 @@ class Mending:
         }
         return aside | set(self._hours.beside.rows["hour"].tolist())
 
-    def schedule_damaged(self, hour: int, error: DamagedData, loaded: int = 0) -> None:
-        """Set an hour's schedule log aside, of which so many rows are loaded."""
-        rows = max(0, self._hours.filed.get(hour).rows - loaded)
+    def schedule_damaged(self, hour: int, error: DamagedData, unread: int | None = None) -> None:
+        """Set an hour's schedule log aside, of which so many rows can't be read; None: it counts as a whole."""
+        rows = self._hours.filed.get(hour).rows if unread is None else unread
         self._quarantine.put(SetAsideKind.SCHEDULE, hour_name(hour), error, rows, hour=hour)
 
     def dispatch_damaged(self, hour: int, error: DamagedData) -> None:

@@ -74,6 +74,7 @@ class LoadedHour(NamedTuple):
     prepared: PreparedRows
     names: list[bytes]
     damage: DamagedData | None
+    unread: int  # Rows of its files that the damage keeps from being read.
 
     @property
     def sequences(self) -> NDArray[np.uint64]:
@@ -98,11 +99,11 @@ def load_hour(
     quarantined together with all that follows them in the file: ``damage`` says where first.
     """
     subjects, has_outcome = Subjects(), SequenceSet(ended, sum([part.counted.rows for part in parts]))
-    rows, damage = list[Rows](), None
+    rows, damage, unread = list[Rows](), None, 0
     for part in parts:
-        of_part, found = _load(scan_fronts(disk, folder, log_id, part), hour, has_outcome, subjects, whole=whole)
-        rows, damage = rows + of_part, damage or found
-    return LoadedHour(hour, prepare(_joined(rows)), subjects.names, damage)
+        of_part, read, found = _load(scan_fronts(disk, folder, log_id, part), hour, has_outcome, subjects, whole=whole)
+        rows, damage, unread = rows + of_part, damage or found, unread + part.counted.rows - read
+    return LoadedHour(hour, prepare(_joined(rows)), subjects.names, damage, unread)
 
 
 class FilesOfHour(NamedTuple):
@@ -174,9 +175,11 @@ def order_run(
 
 def _load(
     fronts: Iterator[Stored], hour: int, has_outcome: SequenceSet, subjects: Subjects, *, whole: bool
-) -> tuple[list[Rows], DamagedData | None]:
-    """Read the rows of a file as far as it checks, with the damage that stopped the reading early."""
-    parts, damage, stored, count = [np.empty(0, ROW)], None, list[Stored](), 0
+) -> tuple[list[Rows], int, DamagedData | None]:
+    """Read the rows of a file as far as it checks: those to load, how many there are of all, and the damage that
+    stopped the reading early.
+    """
+    parts, damage, stored, count, read = [np.empty(0, ROW)], None, list[Stored](), 0, 0
     while True:
         try:
             entry = next(fronts, None)
@@ -184,13 +187,13 @@ def _load(
             entry, damage = None, error
             # Damage to the file's header makes all of the file unusable.
             if error.position <= FILE_HEADER_BYTES:
-                return [np.empty(0, ROW)], damage
+                return [np.empty(0, ROW)], 0, damage
         if stored and (entry is None or count >= PIECE_ROWS):
             found = _rows_of(stored, hour, subjects)
             parts.append(has_outcome.without(found if whole else _with_bodies(found, stored)))
-            stored, count = [], 0
+            stored, count, read = [], 0, read + count
         if entry is None:
-            return parts, damage
+            return parts, read, damage
         stored.append(entry)
         count += entry.batch.count
 

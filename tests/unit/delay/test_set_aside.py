@@ -20,6 +20,7 @@ from delayd.reading.verify import verify_files
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
+from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
 from tests.memory_files import content, put
 from tests.worlds.delay import FOLDER, Remains, World, wanted
@@ -79,6 +80,8 @@ def test_a_file_beside_an_hour_is_not_taken_for_an_earlier_one_that_joined_it() 
     filed(world, 2, "second")
     world.clock.advance(FAR_MS - 10_000)
     world.pass_ms(12_000)
+    (entry,) = need_maps(world.ask(RequestType.MEND_LIST, {"after": "", "limit": 9})[0], "entries")
+    assert entry["rows"] == 5, "the two rows beside them were read"
     assert world.missing() == {b"filed-0", b"filed-1", b"filed-2", b"beside-0", b"beside-1"}
     world.disk.rename(AWAY, PATH)
     assert not mend(world, SCHEDULE_ID)
