@@ -28,7 +28,7 @@ from delayd.batch.names import parse_retry_subject, retry_subject
 from delayd.errors import DelaydError
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
-from delayd.wire.consuming import read_stale
+from delayd.wire.consuming import read_groups, read_stale
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     need_maps,
@@ -547,7 +547,21 @@ class Walk:
         for asked in self.asked:
             if asked.waits and not asked.ahead and (readable := self._readable(asked.name)):
                 raise Wrong(f"{asked.name} waits while {readable} are offered")
+        if not (self.sync.waiting or self.sync.ran):
+            self._compare_figures()
         self._note()
+
+    def _compare_figures(self) -> None:
+        """What is told of each group is how many messages it holds, and how many it has yet to get."""
+        head: Head = {"subject": None, "limit": 100, "ages": False}
+        request_id = self.world.send(self.peers[0], RequestType.GROUPS, head)
+        ((answer, _),) = self.peers[0].answers.pop(request_id)
+        told = {(each.subject, each.group): each for each in read_groups(answer)[0]}
+        for name, group in self.groups.items():
+            info, held = told[name], len(group.held())
+            left = info.end - info.next + info.redelivering + info.quarantined
+            if (info.outstanding, left) != (held, len(group.messages) - held):
+                raise Wrong(f"{name} has {held} held of {sorted(group.messages.items())}, and is told as {info}")
 
     def _collect(self) -> None:
         """Take in what PULLs were answered."""
