@@ -599,7 +599,8 @@ def aged_groups_head(index: Index, stored: StoredBatches, now_ms: int, groups: I
     """The same, with the age of each group's oldest message that is not acknowledged."""
 
     def info(group: Group) -> GroupInfo:
-        oldest_ms = _oldest_of_group_ms(index, stored, group)
+        of_both = [_oldest_of_group_ms(index, stored, each) for each in _with_child(group)]
+        oldest_ms = min((each for each in of_both if each is not None), default=None)
         return _group_info(group)._replace(oldest_ms_ago=None if oldest_ms is None else max(0, now_ms - oldest_ms))
 
     return consuming.groups_head(map(info, groups), min(limit, AGED_MAX))
@@ -622,7 +623,7 @@ def _oldest_of_group_ms(index: Index, stored: StoredBatches, group: Group) -> in
 
 def _group_info(group: Group) -> GroupInfo:
     """A group together with its child, whose messages all came back."""
-    both = [group] if group.child is None else [group, group.child]
+    both = _with_child(group)
     came_again = 0 if group.child is None else group.child.subject.end - group.child.next
     return GroupInfo(
         subject=group.subject.name,
@@ -644,6 +645,10 @@ def _group_info(group: Group) -> GroupInfo:
         in_flight_max=group.in_flight_max,
         oldest_ms_ago=None,
     )
+
+
+def _with_child(group: Group) -> list[Group]:
+    return [group] if group.child is None else [group, group.child]
 
 
 def _waiting(group: Group, state: Stage) -> int:

@@ -158,7 +158,7 @@ class GroupInfo(NamedTuple):
     exclusive: bool  # One of its consumers leads, and gets all messages.
     standbys: int  # How many PULLs of others wait to take over.
     in_flight_max: int  # How many messages its consumers may hold; 0: any number.
-    oldest_ms_ago: int | None = None  # How long ago it was handed over; nil without `ages`, or without one.
+    oldest_ms_ago: int | None = None  # How long ago the oldest one was handed over, also one that came again; or nil.
 
 
 def subjects_head(subjects: Iterable[SubjectInfo], limit: int) -> Head:

@@ -553,7 +553,7 @@ class Walk:
 
     def _compare_figures(self) -> None:
         """What is told of each group is how many messages it holds, and how many it has yet to get."""
-        head: Head = {"subject": None, "limit": 100, "ages": False}
+        head: Head = {"subject": None, "limit": 100, "ages": True}
         request_id = self.world.send(self.peers[0], RequestType.GROUPS, head)
         ((answer, _),) = self.peers[0].answers.pop(request_id)
         told = {(each.subject, each.group): each for each in read_groups(answer)[0]}
@@ -562,6 +562,8 @@ class Walk:
             left = info.end - info.next + info.redelivering + info.quarantined
             if (info.outstanding, left) != (held, len(group.messages) - held):
                 raise Wrong(f"{name} has {held} held of {sorted(group.messages.items())}, and is told as {info}")
+            if not self.unreadable and (info.oldest_ms_ago is None) == bool(group.messages or info.leaving):
+                raise Wrong(f"{name} has {sorted(group.messages)}, and its oldest one is {info.oldest_ms_ago} ms old")
 
     def _collect(self) -> None:
         """Take in what PULLs were answered."""
