@@ -42,8 +42,10 @@ def _decide_when_acknowledged(self: Sender, sent: SentBatch, offset: int, append
     self._outcomes.record(sent.hour, part, int)
 
 
-def _say_durable_at_once(self: OutcomeLog, callback: Callable[[], None]) -> None:
-    callback()
+def _say_durable_at_once(
+    self: OutcomeLog, durable: Callable[[], None], full: Callable[[str], None] | None = None
+) -> None:
+    durable()
 
 
 def _forget_outcomes(*arguments: object) -> recovery.FoundOutcomes:

@@ -14,7 +14,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -60,13 +60,22 @@ class Recorded(NamedTuple):
     on_durable: Callable[[], object]
 
 
+class AfterFlush(NamedTuple):
+    """Somebody who waits for outcomes, and what is called when they are durable, or can't be written now."""
+
+    durable: Callable[[], None]
+    full: Callable[[str], None] | None  # None: whoever waits goes on waiting until there is space.
+
+
 @dataclass(slots=True)
 class _Flush:
     """The outcomes that are written together, and who waits for all of them."""
 
     recorded: list[Recorded]
-    after: list[Callable[[], None]]
+    after: list[AfterFlush]
     now_ms: int
+    # Those who wait for no space: they hear why outcomes can't be written.
+    refused: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Flushed(NamedTuple):
@@ -123,7 +132,7 @@ class OutcomeLog(Committer[_Flush, Flushed]):
             hour: (segment.path, segment.durable) for hour, segment in segments.items() if hour in quarantined
         }
         self._waiting: list[Recorded] = []
-        self._after_waiting: list[Callable[[], None]] = []
+        self._after_waiting: list[AfterFlush] = []
         self._handed_over: list[HandedOver] = []
         self._flush = site.alarms.alarm(self.commit)
         site.alarms.look(self.look)
@@ -141,14 +150,18 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         if self.on_recorded is not None:
             self.on_recorded(part.sequences)
 
-    def when_durable(self, callback: Callable[[], None]) -> None:
-        """Call back when everything recorded so far is durable."""
+    def when_durable(self, durable: Callable[[], None], full: Callable[[str], None] | None = None) -> None:
+        """Call ``durable`` when everything recorded so far is.
+
+        With ``full`` the caller does not wait for space: this is called in its place, with the reason, when something
+        can't be written. What was recorded is tried again all the same.
+        """
         if self._waiting:
-            self._after_waiting.append(callback)
+            self._after_waiting.append(AfterFlush(durable, full))
         elif self._under_way is not None:
-            self._under_way.after.append(callback)
+            self._under_way.after.append(AfterFlush(durable, full))
         else:
-            callback()
+            durable()
 
     def _close(self) -> _Flush | None:
         self._flush.off()
@@ -286,7 +299,9 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         if full:
             self._waiting = [recorded for recorded in group.recorded if recorded.hour in full] + self._waiting
             group.recorded = [recorded for recorded in group.recorded if recorded.hour not in full]
-            self._after_waiting, group.after = group.after + self._after_waiting, []
+            waiting, group.after = group.after + self._after_waiting, []
+            self._after_waiting = [each for each in waiting if each.full is None]
+            group.refused = [partial(each.full, self.blocked) for each in waiting if each.full is not None]
         if self._waiting:
             self._flush.after(FULL_AGAIN_MS if full else self._flush_ms)
         self._note_ends(group.recorded, ends)
@@ -296,8 +311,10 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         self.on_ended([recorded.part.sequences for recorded in group.recorded])
         for recorded in group.recorded:
             recorded.on_durable()
-        for callback in group.after:
-            callback()
+        for after in group.after:
+            after.durable()
+        for refused in group.refused:
+            refused()
 
     def _note_ends(self, flushed: list[Recorded], ends: dict[int, int]) -> None:
         for hour, part, _ in flushed:

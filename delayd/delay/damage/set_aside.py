@@ -100,7 +100,9 @@ class HeldRows:
             part = NewPart(rows["sequence"].copy(), due_at_ms(rows), Outcome.DEAD, self._clock.now_ms())
             self._outcomes.record(int(rows["hour"][0]), part, _nothing)
         self._quarantine.lift(SetAsideKind.ROWS, entry.name)
-        self._outcomes.when_durable(lambda: done(True, f"{count} messages are given up: they have the outcome DEAD"))
+        told = f"{count} messages are given up: they have the outcome DEAD"
+        later = "; it is stored when there is space, and if the server ends before, give them up again"
+        self._outcomes.when_durable(partial(done, True, told), lambda why: done(False, f"{told}, but {why}{later}"))
         self._outcomes.commit()
 
     def _count(self, name: str) -> int:

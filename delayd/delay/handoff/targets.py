@@ -190,7 +190,12 @@ class Targets:
 
     def _give_up(self, log_id: int, until_ms: int | None, done: OnDone) -> None:
         rows = self._dispatcher.links[log_id].sender.give_up(until_ms)
-        self._outcomes.when_durable(partial(self._free, log_id, rows, done))
+
+        def full(why: str) -> None:
+            self._outcomes.when_durable(partial(self._free, log_id, rows, _nobody_hears))
+            done(DiskReserve(f"target {log_id:016x} is given up, and its subjects are free when there is space: {why}"))
+
+        self._outcomes.when_durable(partial(self._free, log_id, rows, done), full)
         self._outcomes.commit()
 
     def _free(self, log_id: int, rows: int, done: OnDone) -> None:

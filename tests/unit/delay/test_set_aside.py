@@ -402,3 +402,30 @@ def test_rule_L5_a_last_group_that_nothing_names_is_cut_as_torn(counted: bool) -
     remains = left(world)
     put(remains.disk, LOG, content(remains.disk, LOG)[:-8])
     assert World(remains).status("next_sequence") == 2
+
+
+def with_room_for_the_word_alone(world: World, said: Callable[[], str]) -> str:
+    """Say an operator's word on a disk that has space for it, and for nothing that comes of it; the answer."""
+    for room in range(0, 4_096, 8):
+        world.disk.capacity_bytes = world.disk.used_bytes + room
+        told = said()
+        if "nothing is done" not in told and "nothing was stored" not in told:
+            return told
+    raise AssertionError("it is never stored")
+
+
+def test_a_word_about_rows_whose_outcome_finds_no_space_is_answered_at_once() -> None:
+    world = World(tail_bytes=0, source_cache_bytes=1 << 20)
+    filed(world, 3, "rotten")
+    whole = content(world.disk, PATH)
+    world.disk.open(PATH, write=True).pwritev([b"ROTTEN-1"], whole.index(b"rotten-1"))
+    world.clock.advance(FAR_MS - 10_000)
+    world.pass_ms(15_000)
+    id_ = f"rows/{hour_name(FAR)}"
+    told = with_room_for_the_word_alone(world, lambda: mend(world, id_, "give-up"))
+    assert "no space is left for " in told and "it is stored when there is space" in told, told
+    assert world.states(world.receipts("rotten")) != [MessageState.DEAD] * 3
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    world.pass_ms(3_000)
+    assert world.states(world.receipts("rotten")) == [MessageState.DEAD] * 3
+    assert not ids(world.after_crash())

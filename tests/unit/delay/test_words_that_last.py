@@ -223,3 +223,17 @@ def test_rule_L8_a_restored_server_answers_an_operator_on_a_full_disk_and_can_be
     world.send(wanted(3, 1_000, "after"))
     world.drain(10_000)
     world.check_books()
+
+
+def test_rule_L8_a_target_is_given_up_on_a_full_disk_and_its_subjects_are_free_later() -> None:
+    world = World.greeted()
+    world.outside.targets[TARGET].up = False
+    world.send(wanted(3, 1_000, "in doubt"))
+    world.pass_ms(3_000)
+    world.disk.capacity_bytes = world.disk.used_bytes
+    with pytest.raises(DiskReserve, match="its subjects are free when there is space: no space is left for "):
+        world.ask(RequestType.TARGET_LOST, {"log_id": TARGET})
+    assert world.server.has_given_up(TARGET)
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    world.pass_ms(5_000)
+    assert world.states(world.receipts("in doubt")) == [MessageState.IN_DOUBT] * 3
