@@ -219,7 +219,7 @@ def _rate(drained: int, began: float) -> str:
 @secret_option
 @secret_data_option
 @format_option
-def clock(meta: str, role: str | None, trust: bool, secret_file: str | None, data: str, form: str) -> None:
+def clock(meta: str, role: str | None, trust: bool, secret_file: str | None, data: str, form: str) -> int:
     """Compare the clocks of live servers with this machine's.
 
     When a wall clock jumps ahead by more than 5 s, its server believes it only after 30 s. After a reboot, a server
@@ -234,15 +234,26 @@ def clock(meta: str, role: str | None, trust: bool, secret_file: str | None, dat
     $ delayd clock --role delay --trust --data /var/lib/delayd
     """
     secret = secret_of(secret_file, data) if trust else None
-    show(CLOCKS, run(lambda: _clocks(meta, role, secret)), form)
+    rows, missing = run(lambda: _clocks(meta, role, secret))
+    show(CLOCKS, rows, form)
+    for sentence in missing:
+        click.echo(f"delayd: {sentence}", err=True)
+    return TRY_LATER if missing else OK
 
 
-async def _clocks(address: str, role: str | None, secret: Secret | None) -> list[tuple[Cell, ...]]:
+async def _clocks(address: str, role: str | None, secret: Secret | None) -> tuple[list[tuple[Cell, ...]], list[str]]:
+    """The clocks of all live servers, and a sentence for each that was to trust its own and has not done so."""
     async with ask.meta(address) as connection:
         servers = await ask.known_servers(connection, role)
+    missing: list[str] = []
     for server in servers:
         if secret is not None and server.alive:
-            await ask.decide(server, RequestType.TRUST_CLOCK, {}, secret)
+            try:
+                await ask.decide(server, RequestType.TRUST_CLOCK, {}, secret)
+            except RetryLater as error:
+                missing.append(
+                    f"the {server.role} server at {server.address} does not follow its clock: {error.message}"
+                )
     rows: list[tuple[Cell, ...]] = []
     for server, seen in zip(servers, await look_at(servers), strict=True):
         if seen.fault or not server.alive:
@@ -251,7 +262,7 @@ async def _clocks(address: str, role: str | None, secret: Secret | None) -> list
         else:
             believed = need_bool(seen.status, "clock_confirmed")
             rows.append((server.role, f"{server.log_id:016x}", server.address, seen.clock_ahead_ms, believed))
-    return rows
+    return rows, missing
 
 
 async def states_of(servers: Sequence[ask.Known]) -> dict[int, str]:

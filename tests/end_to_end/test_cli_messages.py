@@ -15,6 +15,12 @@ from uuid import uuid4
 
 import pytest
 
+from cli.main import TRY_LATER
+from delayd.client.asking import ask
+from delayd.errors import DiskReserve
+from delayd.secret import Secret
+from delayd.wire.frame import Head
+from delayd.wire.requests import RequestType
 from tests.unit.cli.runner import run
 from tests.unit.pages import as_on_the_page, files_on_the_page
 from tests.waiting import DEADLINE_S, holds_in_time, wait_until
@@ -206,6 +212,25 @@ def test_the_clocks_of_servers_are_compared_and_trusted(servers: Up) -> None:
         clocks = json.loads(_run("clock", *options, *_meta(servers), "--format", "json"))
         assert [clock["role"] for clock in clocks] == ["delay", "realtime"]
         assert all(clock["believed"] and abs(clock["ahead_ms"]) < 5_000 for clock in clocks)
+
+
+def test_a_server_that_can_not_follow_its_clock_is_named_and_the_others_do(
+    servers: Up, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide, trusted = ask.decide, list[str]()
+
+    async def full_at_delay(server: ask.Known, kind: RequestType, head: Head, secret: Secret) -> Head:
+        if server.role == "delay":
+            raise DiskReserve("no space is left for /a/message/0.log; free some")
+        trusted.append(server.role)
+        return await decide(server, kind, head, secret)
+
+    monkeypatch.setattr(ask, "decide", full_at_delay)
+    ran = run("clock", "--trust", "--data", str(servers.data), *_meta(servers), "--format", "json")
+    address = f"127.0.0.1:{servers.ready('delay')[-1].endpoint.port}"
+    why = "does not follow its clock: no space is left for /a/message/0.log; free some"
+    assert (ran.code, ran.err) == (TRY_LATER, f"delayd: the delay server at {address} {why}\n")
+    assert trusted == ["realtime"] and len(json.loads(ran.out)) == 2
 
 
 def test_files_of_running_servers_are_listed_verified_and_audited(servers: Up, subject: str) -> None:
