@@ -15,7 +15,7 @@ import pytest
 from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.batch.names import retry_subject
-from delayd.errors import BatchMalformed, DataError
+from delayd.errors import BatchMalformed, DataError, DelaydError, UnknownServer
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.hour import dispatch_path, schedule_path
 from delayd.log.pull import RetryRow
@@ -24,6 +24,7 @@ from delayd.machine.alarms import DAMAGED_AGAIN_MS, LOOK_MS
 from delayd.outcome import Outcome
 from delayd.reading.data import Data
 from delayd.testing.clock import START_MS
+from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_maps
@@ -33,8 +34,10 @@ from tests.memory_files import content, put
 from tests.worlds.delay import FOLDER, PRODUCER_ID, TARGET_IDS, Wanted, World, new_world
 from tests.worlds.delay_adapter import DelayCore, list_dispatch_logs, read_outcomes
 from tests.worlds.dispatch_batches import dispatch_batch
+from tests.worlds.drain import carry, log_id, piece
 from tests.worlds.key_books import KEEP, REJECT, REPLACE
 from tests.worlds.outside import Sent
+from tests.worlds.target import FakeTarget
 
 SUBJECTS = (b"orders.eu", b"mail")
 WAYS = (None, *PowerLoss)  # None is a SIGKILL.
@@ -96,9 +99,11 @@ class LongLife:
     def __init__(self, seed: int = 0) -> None:
         self.random = Random(seed)
         self.world = World(new_world(TARGET_IDS, START_MS), core=DelayCore, seed=seed, **SETTINGS)
+        self.other = World(load_ahead_ms=1_000, seed=seed + 1)  # It takes what is drained.
         self.model = FiguresModel()
         self.names = 0
         self.trace: list[str] = []
+        self.latest_ms = 0
         self.is_aside = False  # Whether something of an hour is set aside.
         self.unknown: set[int] = set()  # Rows of an hour whose dispatch log was damaged before this life.
         limits = {"per_second": None, "pending": 1 << 40, "pending_bytes": None}
@@ -121,6 +126,7 @@ class LongLife:
             "dead_rows": model.count(Outcome.DEAD),
             "expired_rows": model.count(Outcome.EXPIRED) - model.expired_before,
             "owed_rows": 0,
+            "leaving_rows": 0,
         }
         if not self.is_aside:  # Nobody counts by subject what is set aside (docs/quotas.md).
             expected["dead_letters"] = len(letters)
@@ -129,8 +135,13 @@ class LongLife:
             own = [row for sequence, row in pending.items() if row[1] == SUBJECTS[0] and sequence not in letters]
             found["quota"], expected["quota"] = self._quota()["pending_now"], len(own)
         if not (self.is_aside or told["undecided_batches"]):
-            waits = [row for row in pending.values() if row[0] <= world.clock.now_ms()]
-            found["waiting_rows"], expected["waiting_rows"] = told["waiting_rows"], len(waits)
+            now_ms = world.clock.now_ms()
+            self.latest_ms = max(self.latest_ms, now_ms)
+            waits, were_due = ([row for row in pending.values() if row[0] <= ms] for ms in (now_ms, self.latest_ms))
+            # What was due before the clock was set back goes back to the wheel when its target would take it.
+            may_wait = range(len(waits), len(were_due) + 1)
+            found["waiting_rows"] = told["waiting_rows"]
+            expected["waiting_rows"] = told["waiting_rows"] if told["waiting_rows"] in may_wait else may_wait
         if not self.is_aside:
             filed, deleted = len(world.scheduled()), sum(world.deleted().values())
             found["scheduled_rows"], expected["scheduled_rows"] = told["scheduled_rows"], filed
@@ -266,6 +277,52 @@ class LongLife:
             target.restart()
         self.world.pass_ms(5_000)
 
+    def target_lost(self) -> None:
+        """A target is given up while it holds messages that it has not acknowledged; another one takes its place."""
+        outside = self.world.outside
+        self._all_targets_up()
+        gone = self.random.choice(list(outside.targets.values()))
+        gone.hangs = True
+        self.send()
+        self.world.pass_ms(2_000)
+        told: list[DelaydError | str] = []
+        try:
+            self.world.server.lose(gone.log_id, told.append)
+        except UnknownServer:
+            gone.hangs = False  # It was never sent anything.
+            return
+        self.world.settle()
+        assert len(told) == 1
+        self.world.cut(gone.log_id)
+        self.world.settle()
+        outside.late = [cable for cable in outside.late if cable.target is not gone]
+        self.world.cables = [cable for cable in self.world.cables if cable.target is not gone]
+        del outside.targets[gone.log_id]
+        other = max([gone.log_id, *outside.targets]) + 1
+        outside.targets[other] = FakeTarget(other, gone.now_ms)
+        self.world.pass_ms(5_000)
+
+    def drain(self) -> None:
+        """What is far ahead moves to another server."""
+        piece(self.world, log_id(self.other))
+        carry(self.world, self.other)
+
+    def disk_full(self) -> None:
+        """The disk is full for a while: nothing is accepted, and no outcome is written."""
+        self.send()
+        self.world.disk.capacity_bytes = self.world.disk.used_bytes
+        self.world.pass_ms(5_000)
+        self.check()
+        self.world.disk.capacity_bytes = CAPACITY_BYTES
+        self.world.pass_ms(5_000)
+
+    def clock_steps(self) -> None:
+        """Somebody sets the clock; it is believed after half a minute."""
+        self.world.clock.step_wall(self.random.choice((-HOUR_MS, -3_000, 3_000, HOUR_MS)))
+        self.world.pass_ms(2_000)
+        self.check()
+        self.world.pass_ms(40_000)
+
     def hour(self) -> None:
         """An hour goes by."""
         self.world.clock.advance(HOUR_MS - self.world.clock.now_ms() % HOUR_MS - 2_000)
@@ -309,6 +366,8 @@ class LongLife:
         self.check()
         hour = hour_of_ms(self.world.clock.now_ms())
         path = dispatch_path(FOLDER, hour)
+        if not self.world.disk.exists(path) or self.world.hours().get(hour).sealed:
+            return  # The clock was ahead, so these are filed in a later hour.
         whole = content(self.world.disk, path)
         put(self.world.disk, path, b"rotten" + whole[6:])
         self.is_aside = True
@@ -382,7 +441,7 @@ class LongLife:
 STEPS = (
     *("send", "send", "send_far", "send_expiring", "send_keyed", "cancel", "move", "dead_letter", "refuse"),
     *("target_away", "hour", "hour", "minutes", "checkpoint", "sweep", "sweep", "delete", "die", "stop"),
-    *("refuse_over_an_hour", "dispatch_rots", "schedule_away"),
+    *("refuse_over_an_hour", "dispatch_rots", "schedule_away", "target_lost", "drain", "disk_full", "clock_steps"),
 )
 
 
