@@ -24,7 +24,7 @@ from delayd.net.connection import Connection
 from delayd.secret import Secret
 from delayd.wire.asked import DrainOrder, DrainProgress, read_drain_progress
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.heads import need_bool, need_map, need_str
+from delayd.wire.heads import need_bool, need_int, need_map, need_str
 from delayd.wire.meta import SlotOwners, SlotSet, read_slot_owners, slot_set, slots_bytes, versions_bytes
 from delayd.wire.requests import RequestType
 from delayd.wire.scheduling import TargetInfo, read_targets
@@ -328,15 +328,18 @@ async def drain_server(operator: Operator, which: str, told: OnTold) -> int:
             raise NoDelayServer("no other delay server is alive and takes messages; start one")
         async with ask.reached(server) as connection:
             await ask.prove(connection, operator.secret)
-            await _until_cordoned(connection)
-            return await _Drain(meta, connection, server.log_id, takers, told).run()
+            pending = await _until_cordoned(connection)
+            return await _Drain(meta, connection, server.log_id, takers, told, pending).run()
 
 
-async def _until_cordoned(server: Connection) -> None:
-    """Wait until a server has heard of its cordon, with its next heartbeat: until then it takes new messages."""
+async def _until_cordoned(server: Connection) -> int:
+    """Wait until a server has heard of its cordon, with its next heartbeat: until then it takes new messages. Return
+    how many are pending there.
+    """
     for _ in range(int(HEARD_S / LOOK_S)):
-        if (await ask.ask(server, RequestType.STATUS, {})).get("cordoned") is True:
-            return
+        status = await ask.ask(server, RequestType.STATUS, {})
+        if status.get("cordoned") is True:
+            return need_int(need_map(status, "counters"), "pending")
         await asyncio.sleep(LOOK_S)
     raise NotReady("the server has not heard of its cordon from meta; see `delayd status`")
 
@@ -375,7 +378,9 @@ async def slot_owners(meta: Connection) -> SlotOwners:
 class _Drain:
     """One command, over connections that are trusted."""
 
-    def __init__(self, meta: Connection, server: Connection, log_id: int, takers: Sequence[int], told: OnTold) -> None:
+    def __init__(
+        self, meta: Connection, server: Connection, log_id: int, takers: Sequence[int], told: OnTold, left: int
+    ) -> None:
         self._meta = meta
         self._server = server
         self._log_id = log_id
@@ -383,7 +388,7 @@ class _Drain:
         self._next_taker = cycle(takers)
         self._told = told
         self._drained = 0
-        self._left = 0
+        self._left = left
 
     async def run(self) -> int:
         """Go on until nothing is left here."""
@@ -407,7 +412,8 @@ class _Drain:
             piece = await self._piece(order._replace(to=taker))
             drained += piece.drained
             self._drained += piece.drained
-            self._told(DrainTold(self._drained, max(0, self._left - drained)))
+            self._left = max(0, self._left - piece.drained)  # It was counted a moment ago; some may have come since.
+            self._told(DrainTold(self._drained, self._left))
             if piece.place is None:
                 return piece._replace(drained=drained)
             order = order._replace(place=piece.place, until_sequence=piece.until_sequence)

@@ -6,16 +6,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from cli import servers
 from cli.operate import all_pages, of_each, patiently
 from delayd.address import Endpoint
 from delayd.client.asking import ask
 from delayd.errors import SlowDown
 from delayd.net.connection import Connection
 from delayd.net.server import Server
+from delayd.wire.asked import DrainProgress, Place
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import need_bool, need_int, need_ints
+from delayd.wire.meta import SLOTS
 from delayd.wire.requests import RequestType
 from tests.unit.net.loopback import HOST, Echo
 
@@ -93,3 +98,27 @@ def test_a_request_that_a_server_is_too_busy_for_is_repeated() -> None:
             return await patiently(connection, RequestType.SETTLE_SLOTS, {})
 
     assert asked(serve, scenario)["message"] == "done" and heard == 3
+
+
+def test_a_drain_tells_from_its_first_piece_on_how_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 100 messages are pending in two pieces, of which two are due at once and delivered; then nothing is left.
+    pieces = [(60, Place(9, 60)), (38, None), (0, None)]
+
+    class NoSlots:
+        def of(self, log_id: int) -> NDArray[np.bool_]:
+            return np.zeros(SLOTS, np.bool_)
+
+    async def answer(server: str, kind: RequestType, head: Head) -> Head:
+        drained, place = pieces.pop(0)
+        return DrainProgress(0, drained, 0, 0, 0, 0, 0, place).to_head()
+
+    async def owners(meta: str) -> NoSlots:
+        return NoSlots()
+
+    monkeypatch.setattr(servers, "patiently", answer)
+    monkeypatch.setattr(servers, "slot_owners", owners)
+    told: list[tuple[int, int]] = []
+    # The other parts of a command are not asked for anything here.
+    drain = servers._Drain("meta", "server", LOG_ID, [LOG_ID + 1], told.append, 100)  # type: ignore[arg-type]
+    assert asyncio.run(drain.run()) == 98
+    assert told == [(60, 40), (98, 2), (98, 0)]
