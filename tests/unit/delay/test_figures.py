@@ -22,6 +22,7 @@ from delayd.log.pull import RetryRow
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.machine.alarms import DAMAGED_AGAIN_MS, LOOK_MS
 from delayd.outcome import Outcome
+from delayd.reading.books import audit_directory
 from delayd.reading.data import Data
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
@@ -31,7 +32,7 @@ from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
 from realtime.retries import RetriedRows, retry_batch
 from tests.memory_files import content, put
-from tests.worlds.delay import FOLDER, PRODUCER_ID, TARGET_IDS, Wanted, World, new_world
+from tests.worlds.delay import DATA, FOLDER, PRODUCER_ID, TARGET_IDS, Wanted, World, new_world
 from tests.worlds.delay_adapter import DelayCore, list_dispatch_logs, read_outcomes
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.drain import carry, log_id, piece
@@ -151,6 +152,17 @@ class LongLife:
             found["pending in files"], expected["pending in files"] = int(sum(hours["pending"])), len(pending)
             found["rows in files"], expected["rows in files"] = int(sum(hours["messages"])), filed + not_filed
         assert found == expected, self._said(found, expected)
+
+    def audit(self) -> None:
+        """Compare the totals of an audit with the model."""
+        self.world.checkpoint()
+        self.check()
+        report = audit_directory(DATA, now_ms=self.world.clock.now_ms(), disk=self.world.disk)
+        total, model, rows = report.total, self.model, self.model.rows(self.world)
+        assert total.scheduled + sum(self.world.deleted().values()) == len(rows)
+        assert total.pending + total.waiting + total.undecided == len(model.pending(self.world))
+        assert total.dead == model.count(Outcome.DEAD)
+        assert total.missing == total.lost == total.mismatch == total.conservation == 0
 
     def _wait_for_counts(self) -> None:
         """Give the server time to count what it counts after a start."""
@@ -450,3 +462,4 @@ def test_each_figure_is_true_at_each_moment_of_a_long_life(seed: int) -> None:
     life = LongLife(seed)
     for _ in range(60):
         life.step(life.random.choice(STEPS))
+    life.audit()
