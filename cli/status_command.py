@@ -463,11 +463,8 @@ async def _ask_all_now(meta: str) -> StatusRound:
 
 def _server_row(before: AskedServer | None, now: AskedServer) -> tuple[Cell, ...]:
     def rate(name: str) -> Cell:
-        value = now.status.get(name) if name in now.status else now.counter(name)
-        earlier = (before.status.get(name) if name in before.status else before.counter(name)) if before else None
-        if not isinstance(value, int) or not isinstance(earlier, int):
-            return None
-        return _rate(value - earlier, _passed_s(before, now))
+        value, earlier = now.told(name), before.told(name) if before else None
+        return None if value is None or earlier is None else _rate(value - earlier, _passed_s(before, now))
 
     log_id = f"{now.log_id:016x}"
     if now.fault:
@@ -475,7 +472,7 @@ def _server_row(before: AskedServer | None, now: AskedServer) -> tuple[Cell, ...
     if now.role == "delay":
         held = (now.counter("pending_rows"), now.counter("loaded_rows"), now.counter("waiting_rows"))
         late = map(now.told, LATE)
-        return (now.role, log_id, rate("next_sequence"), None, *held, *late)
+        return (now.role, log_id, rate("accepted_rows"), None, *held, *late)
     return (now.role, log_id, rate("messages"), rate("acked"), None, None, None, *NO_LATE)
 
 

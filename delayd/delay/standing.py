@@ -53,6 +53,7 @@ class Standing:
         links = self._dispatcher.links.values()
         return {
             "next_sequence": self._intake.next_sequence,
+            "accepted_rows": self._intake.durable_sequence - 1 - sum([count for _, count in self._intake.skipped]),
             "message_log_end": self._intake.durable.offset,
             "replay_offset": self._upkeep.checkpointer.replay.offset,
             "pending": self.pending,

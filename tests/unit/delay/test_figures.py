@@ -17,7 +17,7 @@ from delayd.batch.columns import ProducerPart
 from delayd.batch.names import retry_subject
 from delayd.errors import BatchMalformed, DataError, DelaydError, UnknownServer
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
-from delayd.log.hour import dispatch_path, schedule_path
+from delayd.log.hour import RESTORED_STEP, dispatch_path, schedule_path
 from delayd.log.pull import RetryRow
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.machine.alarms import DAMAGED_AGAIN_MS, LOOK_MS
@@ -128,6 +128,7 @@ class LongLife:
             "expired_rows": model.count(Outcome.EXPIRED) - model.expired_before,
             "owed_rows": 0,
             "leaving_rows": 0,
+            "accepted_rows": len(model.rows(world)),
         }
         if not self.is_aside:  # Nobody counts by subject what is set aside (docs/quotas.md).
             expected["dead_letters"] = len(letters)
@@ -463,3 +464,15 @@ def test_each_figure_is_true_at_each_moment_of_a_long_life(seed: int) -> None:
     for _ in range(60):
         life.step(life.random.choice(STEPS))
     life.audit()
+
+
+def test_sequences_that_a_restored_server_leaves_unused_count_as_no_messages() -> None:
+    life = LongLife()
+    life.step("send")
+    life.world.core.ask_targets_first()
+    life.world.pass_ms(1_000)
+    life.step("send")
+    life.step("checkpoint")
+    life.step("die")
+    rows = life.model.rows(life.world)
+    assert life.world.status("next_sequence") > RESTORED_STEP > life.world.status("accepted_rows") == len(rows) > 1
