@@ -28,7 +28,7 @@ from delayd.batch.names import parse_retry_subject, retry_subject
 from delayd.errors import DelaydError
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
-from delayd.wire.consuming import read_groups, read_stale
+from delayd.wire.consuming import read_groups, read_stale, read_subjects
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import (
     need_maps,
@@ -564,6 +564,12 @@ class Walk:
                 raise Wrong(f"{name} has {held} held of {sorted(group.messages.items())}, and is told as {info}")
             if not self.unreadable and (info.oldest_ms_ago is None) == bool(group.messages or info.leaving):
                 raise Wrong(f"{name} has {sorted(group.messages)}, and its oldest one is {info.oldest_ms_ago} ms old")
+        request_id = self.world.send(self.peers[0], RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 100})
+        ((answer, _),) = self.peers[0].answers.pop(request_id)
+        for subject in read_subjects(answer)[0]:
+            groups = sum(subject.name == of for of, _ in self.groups)
+            if (subject.end, subject.groups) != (self.ends[subject.name], groups):
+                raise Wrong(f"{self.ends[subject.name]} messages came for {groups} groups, and told is {subject}")
 
     def _collect(self) -> None:
         """Take in what PULLs were answered."""
