@@ -323,7 +323,7 @@ def _bloom_at(words: UInt64s, starts: Int64s, lengths: Int64s, row: int) -> int:
 
 LIFE_PREFIX = "delayd."
 ATTEMPT = "delayd.attempt"  # How often handlers of the group got the message in its earlier lives.
-ORIGIN = "delayd.origin"  # The sequence of its first life, at the same delay server.
+ORIGIN = "delayd.origin"  # The sequence of its first life, at the delay server that took it then.
 FIRST_DUE_MS = "delayd.first_due_ms"  # When it was due the first time.
 ERROR = "delayd.error"  # What its last handler said.
 HISTORY = "delayd.history"  # JSON: [attempts, when, error] of its latest lives.

@@ -75,7 +75,7 @@ class Letter(NamedTuple):
         attempts: how often handlers of the group got it.
         reason: why it is a dead letter; empty when it is none.
         error: what its last handler said.
-        origin: the sequence of the message as it was sent, at the same delay server.
+        origin: the sequence of the message as it was sent, at the delay server that took it then.
         first_due: when it was due the first time.
         key: the one that it was sent with, which is free by now; None without one.
         tags: those that it was sent with.
