@@ -41,7 +41,7 @@ from delayd.delay.timers.hour_wheel import PreparedRows, prepare
 from delayd.delay.timers.loading import load_hour, order_hour
 from delayd.delay.timers.wheel import Wheel
 from delayd.errors import DamagedData
-from delayd.hours import hour_of_ms
+from delayd.hours import hour_name, hour_of_ms
 from delayd.log.control import Ended, Known, LogTime, SkippedSequences, TargetNote, Tried, decode_known
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.hour import (
@@ -52,6 +52,7 @@ from delayd.log.hour import (
     decided_about,
     decode_ended,
     decode_tried,
+    dispatch_path,
     tried_rows,
 )
 from delayd.log.log import Log, LogPlace, open_needed_log
@@ -163,6 +164,7 @@ def _recover(opened: ExitStack, site: Site, config: DelayConfig) -> Recovered:
     unloaded = take_back_schedules(site, kept)
     replaced = len(unloaded) < len(aside) or not all(word.done for word in kept.given_up.values())
     outcomes = _recover_outcomes(site, kept, accepted_targets(site.state))
+    _count_dead(site, kept)
     for segment in outcomes.logs.values():
         opened.callback(segment.close)
     replayed = Replay(kept, site.clock)
@@ -459,6 +461,20 @@ def _recover_outcomes(site: Site, kept: KeptState, accepted: Mapping[int, Accept
             note_ends(found.target_ends, outcomes, accepted)
             found.named = max(found.named, outcomes.highest_sequence())
     return found
+
+
+def _count_dead(site: Site, kept: KeptState) -> None:
+    """Count what is DEAD in sealed hours anew where the state has lost it; other sealed logs are not opened."""
+    for hour in kept.hours.sealed():
+        end = kept.ends.get(hour, OutcomeEnd())
+        if end.dead or not kept.hours.get(hour).dead:
+            continue
+        path = dispatch_path(site.folder, hour)
+        try:
+            with closing(open_segment(site.disk, path, FileKind.DISPATCH, site.log_id, write=False)) as segment:
+                kept.ends[hour] = end._replace(dead=read_outcomes(segment).count_of(Outcome.DEAD))
+        except (DamagedData, UnfinishedFile, FileNotFoundError) as error:
+            log.warning("hour_not_counted hour=%s reason=%r", hour_name(hour), str(error))
 
 
 def _open_beside(site: Site, hour: int, numbers: Sequence[int]) -> tuple[Segment | None, list[OutcomeRows]]:

@@ -15,7 +15,7 @@ import pytest
 from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.batch.names import retry_subject
-from delayd.errors import BatchMalformed, DataError, DelaydError, UnknownServer
+from delayd.errors import BatchMalformed, DamagedValue, DataError, DelaydError, UnknownServer
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.hour import RESTORED_STEP, dispatch_path, schedule_path
 from delayd.log.pull import RetryRow
@@ -38,6 +38,7 @@ from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.drain import carry, log_id, piece
 from tests.worlds.key_books import KEEP, REJECT, REPLACE
 from tests.worlds.outside import Sent
+from tests.worlds.rotten import flip_value
 from tests.worlds.target import FakeTarget
 
 SUBJECTS = (b"orders.eu", b"mail")
@@ -105,6 +106,7 @@ class LongLife:
         self.names = 0
         self.trace: list[str] = []
         self.latest_ms = 0
+        self.rotten: list[DamagedValue] = []
         self.is_aside = False  # Whether something of an hour is set aside.
         self.unknown: set[int] = set()  # Rows of an hour whose dispatch log was damaged before this life.
         limits = {"per_second": None, "pending": 1 << 40, "pending_bytes": None}
@@ -404,6 +406,13 @@ class LongLife:
             self.world.pass_ms(2_000)
         self._mended()
 
+    def value_rots(self) -> None:
+        """What the state says of an hour rots."""
+        kept = self.world.state.scan(b"outcomes/", self.rotten) + self.world.state.scan(b"hour/", self.rotten)
+        if kept:
+            flip_value(self.world.state, self.random.choice(kept)[0])
+            self.die()
+
     def schedule_away(self) -> None:
         """The schedule log of a far hour is away while more is filed, and comes back."""
         self._send_in(5 * HOUR_MS, 3)
@@ -454,7 +463,16 @@ class LongLife:
 STEPS = (
     *("send", "send", "send_far", "send_expiring", "send_keyed", "cancel", "move", "dead_letter", "refuse"),
     *("target_away", "hour", "hour", "minutes", "checkpoint", "sweep", "sweep", "delete", "die", "stop"),
-    *("refuse_over_an_hour", "dispatch_rots", "schedule_away", "target_lost", "drain", "disk_full", "clock_steps"),
+    *(
+        "refuse_over_an_hour",
+        "dispatch_rots",
+        "schedule_away",
+        "target_lost",
+        "drain",
+        "disk_full",
+        "clock_steps",
+        "value_rots",
+    ),
 )
 
 
