@@ -137,7 +137,9 @@ class LongLife:
         found: dict[str, object] = {name: told.get(name) for name in expected}
         if not (self.is_aside or world.outside.unanswered):  # Messages with keys count from before their verdict on.
             own = [row for sequence, row in pending.items() if row[1] == SUBJECTS[0] and sequence not in letters]
-            found["quota"], expected["quota"] = self._quota()["pending_now"], len(own)
+            quota = self._quota()
+            found["quota"] = tuple(quota[name] for name in ("pending_now", "bytes_now"))
+            expected["quota"] = len(own), sum(len(row[2]) for row in own)
         if not (self.is_aside or told["undecided_batches"]):
             now_ms = world.clock.now_ms()
             self.latest_ms = max(self.latest_ms, now_ms)
