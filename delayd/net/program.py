@@ -11,7 +11,7 @@ ends it at once. That is safe at any moment, because everything that was acknowl
 
 Python's garbage collector runs when nobody waits (`QuietCollector`). Invariant: no collection starts by itself inside a
 request. Memory in cycles is still bounded: above a hard limit of new objects a collection runs at the next tick, quiet
-or not.
+or not. What the walk through everything has freed, and what bursts have left, goes back to the system behind it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from delayd.errors import (
 from delayd.machine.identity import LOCK, leaving, mark_stopping
 from delayd.net.budget import FILES_MIN, connections_max, raise_file_limit
 from delayd.net.held_start import Service, open_when_whole
-from delayd.net.machine import bound_heap
+from delayd.net.machine import bound_heap, give_back
 from delayd.net.server import run
 from delayd.net.timer import Ticks
 
@@ -262,5 +262,6 @@ class QuietCollector:
         if self._ticks >= (OLD_TICKS_MIN if quiet else OLD_TICKS_MAX):
             self._ticks = 0
             gc.collect()
+            give_back()
         elif young >= (YOUNG_OBJECTS_MIN if quiet else YOUNG_OBJECTS_MAX):
             gc.collect(1)

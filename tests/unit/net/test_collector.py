@@ -61,3 +61,22 @@ def test_cycles_are_freed_at_a_quiet_moment() -> None:
 
 def test_too_many_of_them_are_freed_even_if_it_is_never_quiet() -> None:
     assert run_collector(lambda: False, cycles=program.YOUNG_OBJECTS_MAX + 1)
+
+
+@pytest.mark.parametrize(("quiet", "ticks"), [(True, "OLD_TICKS_MIN"), (False, "OLD_TICKS_MAX")])
+def test_free_memory_goes_back_with_the_walk_through_everything(
+    monkeypatch: pytest.MonkeyPatch, quiet: bool, ticks: str
+) -> None:
+    given: list[bool] = []
+    monkeypatch.setattr(program, "give_back", lambda: given.append(True))
+    monkeypatch.setattr(program, ticks, 3)
+
+    async def scenario() -> None:
+        keeper = QuietCollector(asyncio.get_running_loop(), lambda: quiet)
+        try:
+            assert not given
+            await until(lambda: len(given) > 1, "a second walk")
+        finally:
+            keeper.close()
+
+    uvloop.run(scenario())
