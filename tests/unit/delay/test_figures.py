@@ -105,6 +105,8 @@ class LongLife:
         self.model = FiguresModel()
         self.names = 0
         self.trace: list[str] = []
+        self.lost: set[int] = set()  # Messages that an operator gave up, with or without an outcome.
+        self.lacking: set[int] = set()  # Hours of these.
         self.latest_ms = 0
         self.rotten: list[DamagedValue] = []
         self.is_aside = False  # Whether something of an hour is set aside.
@@ -122,7 +124,7 @@ class LongLife:
         self._wait_for_counts()
         model.look(world)
         told, _ = world.ask(RequestType.STATUS)
-        pending = model.pending(world)
+        pending = {sequence: row for sequence, row in model.pending(world).items() if sequence not in self.lost}
         letters = {sequence for sequence, (_, _, body) in pending.items() if body.startswith(b"dead")}
         expected: dict[str, object] = {
             "pending": len(pending) + len(self.unknown & model.ended.keys() - model.readable),
@@ -151,7 +153,7 @@ class LongLife:
         if not self.is_aside:
             filed, deleted = len(world.scheduled()), sum(world.deleted().values())
             found["scheduled_rows"], expected["scheduled_rows"] = told["scheduled_rows"], filed
-            not_filed = len(model.rows(world)) - filed - deleted
+            not_filed = len(model.rows(world)) - filed - deleted - len(self.lost)
             found["pending_rows"], expected["pending_rows"] = told["pending_rows"], not_filed
             hours = Data(FOLDER, world.disk).hours()
             found["pending in files"], expected["pending in files"] = int(sum(hours["pending"])), len(pending)
@@ -164,8 +166,8 @@ class LongLife:
         self.check()
         report = audit_directory(DATA, now_ms=self.world.clock.now_ms(), disk=self.world.disk)
         total, model, rows = report.total, self.model, self.model.rows(self.world)
-        assert total.scheduled + sum(self.world.deleted().values()) == len(rows)
-        assert total.pending + total.waiting + total.undecided == len(model.pending(self.world))
+        assert total.scheduled + sum(self.world.deleted().values()) + len(self.lost) == len(rows)
+        assert total.pending + total.waiting + total.undecided == len(model.pending(self.world).keys() - self.lost)
         assert total.dead == model.count(Outcome.DEAD)
         assert total.missing == total.lost == total.mismatch == total.conservation == 0
 
@@ -417,6 +419,8 @@ class LongLife:
 
     def schedule_away(self) -> None:
         """The schedule log of a far hour is away while more is filed, and comes back."""
+        if hour_of_ms(self.world.clock.now_ms() + 5 * HOUR_MS) in self.lacking:
+            return  # While it is away nobody can tell which outcomes are those of messages that were lost.
         self._send_in(5 * HOUR_MS, 3)
         self.world.checkpoint()
         path = schedule_path(FOLDER, hour_of_ms(self.world.clock.now_ms() + 5 * HOUR_MS))
@@ -433,11 +437,36 @@ class LongLife:
         self.world.pass_ms(DAMAGED_AGAIN_MS + 2_000)
         self._mended()
 
-    def _send_in(self, ahead_ms: int, count: int) -> None:
+    def schedule_given_up(self) -> None:
+        """The end of a schedule log rots, and an operator gives it up: messages and outcomes of messages are lost."""
+        due_ms = self.world.clock.now_ms() + 5 * HOUR_MS
+        hour = hour_of_ms(due_ms)
+        path = schedule_path(FOLDER, hour)
+        self._send_in(5 * HOUR_MS, 3)
+        self.world.checkpoint()
+        before = self.world.scheduled().keys()
+        number = self._send_in(5 * HOUR_MS, 3)
+        self.world.cancel(self.world.receipts(f"r{number}-0", f"r{number - 1}-0"))
+        self.world.pass_ms(REST_MS)
+        self.world.checkpoint()
+        lost = self.world.scheduled().keys() - before
+        put(self.world.disk, path, content(self.world.disk, path)[:-1] + b"?")
+        self._rename(path, AWAY)
+        self._send_in(5 * HOUR_MS, 1)
+        self.world.checkpoint()
+        self._rename(AWAY, path)
+        self.world.ask(RequestType.MEND, {"id": f"schedule/{hour_name(hour)}", "decision": "give-up"})
+        self.world.settle()
+        self.lost |= lost
+        self.lacking.add(hour)
+        self._mended()
+
+    def _send_in(self, ahead_ms: int, count: int) -> int:
         self.names += 1
         due_ms = self.world.clock.now_ms() + ahead_ms
         self.world.send([(due_ms, SUBJECTS[0], b"r%d-%d" % (self.names, index)) for index in range(count)])
         self.world.settle()
+        return self.names
 
     def _all_targets_up(self) -> None:
         for target in self.world.outside.targets.values():
@@ -469,6 +498,7 @@ STEPS = (
         "refuse_over_an_hour",
         "dispatch_rots",
         "schedule_away",
+        "schedule_given_up",
         "target_lost",
         "drain",
         "disk_full",
