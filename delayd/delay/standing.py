@@ -89,7 +89,8 @@ class Standing:
     @property
     def pending(self) -> int:
         """All messages without an outcome, loaded or not: those that are filed in unsealed hours and those that are
-        not filed yet, without the outcomes of these hours. Outcomes of the last moment are not in it yet.
+        not filed yet, without the outcomes of these hours. Outcomes of the last moment are not in it yet, nor are
+        those that only a dispatch log has which was damaged before this life.
         """
         memory = self._memory
         sealed = set(memory.hours.filed.sealed())
