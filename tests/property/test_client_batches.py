@@ -115,8 +115,9 @@ def test_the_short_way_for_one_row_makes_the_same_bytes(subject: str, body: byte
 def test_a_batch_is_cut_into_runs_that_cover_it_within_the_targets(sizes: list[int], many: int) -> None:
     column = np.array(sizes + [1] * (many * ROWS_TARGET), np.int64)
     runs = split_rows(column)
-    assert [row for run in runs for row in run] == list(range(len(column)))
-    for run in runs:
+    assert [row for run, _ in runs for row in run] == list(range(len(column)))
+    for run, size_bytes in runs:
+        assert size_bytes == column[run.start : run.stop].sum()
         assert len(run) <= ROWS_TARGET
         assert len(run) == 1 or column[run.start : run.stop].sum() <= BYTES_TARGET
 
@@ -130,7 +131,7 @@ def test_a_block_that_is_split_again_and_again_reports_every_row_once(sends: lis
     labels = Labels(*zip(*(row[5] or NO_LABEL for row in sends), strict=True))
     columns = Columns(b"a", bodies, sizes, sizes, due, False, [row[4] for row in sends], labels)
     answer: Kept[BatchReceipt] = Kept()
-    blocks = [Block(Piece.of(Progress(count, answer), np.arange(count), columns))]
+    blocks = [Block(Piece(Progress(count, answer), np.arange(count), columns))]
     sequence = 1
     sequences: dict[int, bytes] = {}
     told: list[tuple[bytes, Label]] = []

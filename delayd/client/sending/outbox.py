@@ -162,18 +162,21 @@ def pack_rows(
     return encode_pieces(BatchKind.PRODUCER, part, count, ordered, heap, len(subjects))
 
 
-def split_rows(sizes: Int64s) -> list[range]:
-    """Cut rows of ``sizes`` bytes into runs within the targets; a row above them is a run of its own."""
+def split_rows(sizes: Int64s) -> list[tuple[range, int]]:
+    """Cut rows of ``sizes`` bytes into runs within the targets, each with its bytes; a row above them is a run of its
+    own.
+    """
     ends = sizes.cumsum()
     if 0 < len(sizes) <= ROWS_TARGET and ends[-1] <= BYTES_TARGET:
-        return [range(len(sizes))]
-    runs: list[range] = []
+        return [(range(len(sizes)), int(ends[-1]))]
+    runs: list[tuple[range, int]] = []
     start, before = 0, 0
     while start < len(sizes):
         stop = int(np.searchsorted(ends, before + BYTES_TARGET, side="right"))
         stop = max(min(stop, start + ROWS_TARGET), start + 1)
-        runs.append(range(start, stop))
-        start, before = stop, int(ends[stop - 1])
+        end = int(ends[stop - 1])
+        runs.append((range(start, stop), end - before))
+        start, before = stop, end
     return runs
 
 
@@ -363,12 +366,6 @@ class Piece(NamedTuple):
     progress: Progress
     rows: Int64s  # Their numbers in the call.
     columns: Columns
-    size_bytes: int
-
-    @classmethod
-    def of(cls, progress: Progress, rows: Int64s, columns: Columns) -> Self:
-        """A piece with its size."""
-        return cls(progress, rows, columns, int(columns.sizes.sum()))
 
 
 class Block:
@@ -377,23 +374,21 @@ class Block:
     __slots__ = ("_deliver_at_ms", "_pieces", "count", "size_bytes")
 
     def __init__(self, *pieces: Piece) -> None:
-        self._pieces: list[Piece] = []
+        self._pieces = list(pieces)
         self._deliver_at_ms: list[Int64s] = []  # Of each piece, once the batch is bound.
-        self.count = 0
-        self.size_bytes = 0
-        for piece in pieces:
-            self.add(piece)
+        self.count = sum([len(piece.rows) for piece in pieces])
+        self.size_bytes = 0  # Of what was added.
 
     @property
     def held_bytes(self) -> int:
         """See UnsentRows; 0, because the callers hold the bodies and wait with them."""
         return 0
 
-    def add(self, piece: Piece) -> None:
-        """Take the rows of one more call."""
+    def add(self, piece: Piece, size_bytes: int) -> None:
+        """Take the rows of one more call, which have so many bytes."""
         self._pieces.append(piece)
         self.count += len(piece.rows)
-        self.size_bytes += piece.size_bytes
+        self.size_bytes += size_bytes
 
     def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
         """See UnsentRows."""
@@ -454,11 +449,7 @@ class Block:
         ends = np.cumsum([len(piece.rows) for piece in self._pieces])[:-1]
         picks = zip(self._pieces, map(np.flatnonzero, np.split(chosen, ends)), strict=True)
         return type(self)(
-            *[
-                Piece.of(piece.progress, piece.rows[rows], piece.columns.pick(rows))
-                for piece, rows in picks
-                if len(rows)
-            ]
+            *[Piece(piece.progress, piece.rows[rows], piece.columns.pick(rows)) for piece, rows in picks if len(rows)]
         )
 
 
@@ -519,10 +510,11 @@ class Outbox:
     async def add_batch(self, progress: Progress, columns: Columns) -> None:
         """Take the rows of one `send_batch`, piece by piece; returns when the last of them is gathered or under way."""
         lane = self._keyed_blocks if columns.has_keys else self._plain_blocks
-        for run in split_rows(columns.sizes):
-            piece = Piece.of(progress, np.arange(run.start, run.stop), columns.cut(run))
-            if len(run) < JOINED_ROWS and piece.size_bytes < JOINED_BYTES:
-                self._gather(piece, lane)
+        for run, size_bytes in split_rows(columns.sizes):
+            is_whole = len(run) == len(columns.bodies)
+            piece = Piece(progress, np.arange(run.start, run.stop), columns if is_whole else columns.cut(run))
+            if len(run) < JOINED_ROWS and size_bytes < JOINED_BYTES:
+                self._gather(piece, size_bytes, lane)
                 continue
             try:
                 await self._pieces.take(self._loop.time() + self._timeout_s)
@@ -532,13 +524,13 @@ class Outbox:
                 return
             self._carry(self._sender.parcel(Block(piece)), self._pieces)
 
-    def _gather(self, piece: Piece, lane: _Lane[Block]) -> None:
+    def _gather(self, piece: Piece, size_bytes: int, lane: _Lane[Block]) -> None:
         """Take a small piece, which shares a batch with others."""
         block = lane.gathering
-        if block.count + len(piece.rows) > ROWS_TARGET or block.size_bytes + piece.size_bytes > BYTES_TARGET:
+        if block.count + len(piece.rows) > ROWS_TARGET or block.size_bytes + size_bytes > BYTES_TARGET:
             lane.close_gathering()
             block = lane.gathering
-        block.add(piece)
+        block.add(piece, size_bytes)
         if block.count >= lane.look_at:
             lane.look()
 
@@ -675,7 +667,6 @@ class _Lane(Generic[Rows]):
         """Send what is gathered, if it may leave now."""
         if not self.gathering.count:
             return
-        self._set_timer(None)
         if self.slots.free:
             self.close_gathering()
         else:

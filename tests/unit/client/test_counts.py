@@ -25,7 +25,7 @@ SINGLES_BATCH_CALLS_MAX = (
 MESSAGE_CALLS_MAX = 27  # One message of an `async for`, with its acknowledgement, which travels with others.
 
 
-BATCH_CALLS_MAX = 170  # One `send_batch` from the call to the receipt.
+BATCH_CALLS_MAX = 165  # One `send_batch` from the call to the receipt.
 
 
 TRIES = 10  # The least of them counts: an answer may come in two reads, and other things happen in a loop.
