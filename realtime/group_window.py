@@ -28,6 +28,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 from enum import Enum, IntEnum, auto
+from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -518,8 +519,10 @@ class GroupWindow:
         for run in self.handles.take(first, end, (HELD,), incarnation):
             run = run._replace(until_ms=until_ms)
             # What was extended piece by piece becomes one run again: memory follows what was pulled.
-            if joined and joined[-1]._replace(messages=run.end - joined[-1].first).cut(run.first, run.end) == run:
-                joined[-1] = joined[-1]._replace(messages=run.end - joined[-1].first)
+            whole = joined[-1]._replace(messages=run.end - joined[-1].first) if joined else run
+            # A gap between two runs is what was acknowledged meanwhile, and that nobody may hold again.
+            if joined and joined[-1].end == run.first and whole.cut(run.first, run.end) == run:
+                joined[-1] = whole
             else:
                 joined.append(run)
         for run in joined:
@@ -664,16 +667,22 @@ class GroupWindow:
     def _take(self, first: int, end: int, states: tuple[int, ...]) -> list[StateRun]:
         """Take messages out of ``others``; the rest of a run keeps its turn."""
         turns = self._turns
-        was_first = bool(turns) and next(iter(turns)) == first
+        owner = self.others.at(end - 1) if turns else None
         runs = self.others.take(first, end, states)
+        if owner is not None and runs:
+            rest = self.others.at(end)
+            if rest is not None and rest.state == Stage.OFFERED and rest.first == end and end not in turns:
+                if next(iter(turns)) == owner.first:
+                    # As with a pull, which takes the first turn: nothing is copied.
+                    turns[end] = None
+                    turns.move_to_end(end, last=False)
+                    turns.move_to_end(owner.first, last=False)
+                else:
+                    behind = ((key, end) if key == owner.first else (key,) for key in turns)
+                    turns = self._turns = OrderedDict.fromkeys(chain.from_iterable(behind))
         if turns:
             for run in runs:
                 turns.pop(run.first, None)
-            rest = self.others.at(end)
-            if rest is not None and rest.state == Stage.OFFERED and rest.first == end and end not in turns:
-                turns[end] = None
-                if was_first:
-                    turns.move_to_end(end, last=False)
         return runs
 
     def _pass_by(self, to: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delayd.log.pull import GroupDecision, PullEntry, PullOp, RetryRow
@@ -211,6 +211,15 @@ class Model:
             assert sum(table.messages) == sum(run.messages for run in table)
 
 
+ONE = ("pull", 0, 1, False)
+
+
+# A lease that is extended over an acknowledged message; and parts of runs, not the first one, that can't be read.
+@example([ONE, ONE, ONE, ("ack", 1, 1, False), ("extend", 0, 6, False)])
+@example(
+    [*[ONE] * 7, ("pull", 0, 2, False), *[ONE] * 5, ("nack", 20, 1, False), ("nack", 0, 1, False), ("rot", 1, 7, False)]
+)
+@example([("pull", 0, 9, False), ONE, ("nack", 1, 3, False), ("nack", 0, 3, False), ("rot", 3, 3, False)])
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_each_message_is_where_the_table_of_moves_says(steps: list[tuple[str, int, int, bool]]) -> None:
