@@ -66,7 +66,12 @@ class DelayBooks:
                 self.removed[hour] = rows
         for hour in hours.rows["hour"].tolist():
             file = hours.get(hour)
-            if not file.sealed or file.removed or hour in self.sealed:
+            if not file.sealed or hour in self.sealed:
+                continue
+            if file.removed:
+                # Sealed and being deleted between two readings: its schedule log may be gone already.
+                if hour in of_hour:
+                    self.sealed[hour] = of_hour[hour]
                 continue
             stored, damage = read_schedule_log(disk, FOLDER, self._log_id, hour, file)
             assert damage is None, str(damage)

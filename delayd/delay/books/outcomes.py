@@ -317,14 +317,21 @@ class OutcomeLog(Committer[_Flush, Flushed]):
             refused()
 
     def _note_ends(self, flushed: list[Recorded], ends: dict[int, int]) -> None:
+        counts: dict[int, int] = {}
+        dead_counts: dict[int, int] = {}
         for hour, part, _ in flushed:
             count = len(part.sequences)
-            self.expired += count * (part.outcome is Outcome.EXPIRED)
+            counts[hour] = counts.get(hour, 0) + count
+            if part.outcome is Outcome.EXPIRED:
+                self.expired += count
+            elif part.outcome is Outcome.DEAD:
+                dead_counts[hour] = dead_counts.get(hour, 0) + count
+        for hour, count in counts.items():
             is_aside = hour in self._quarantined
             own = self.apart if is_aside else self.ends
             length, rows, dead = own.get(hour, OutcomeEnd())
             end = length if is_aside else ends[hour]
-            own[hour] = OutcomeEnd(end, rows + count, dead + count * (part.outcome is Outcome.DEAD))
+            own[hour] = OutcomeEnd(end, rows + count, dead + dead_counts.get(hour, 0))
             if not is_aside:
                 self._moved.add(hour)
 
