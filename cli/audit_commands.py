@@ -25,7 +25,6 @@ from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.consumption import GroupBooks
 from delayd.reading.files.directory import Role, find_directories
 from delayd.reading.findings import (
-    CLASSES,
     QUANTILES,
     Acceptance,
     AcceptanceState,
@@ -45,6 +44,7 @@ from delayd.reading.seals import (
     read_sides,
     verify_seals,
 )
+from delayd.reading.subject_figures import CLASSES
 from delayd.secret import Secret
 
 from .hour_commands import EVERY_HOUR, HourRange, HourSteps, all_damage_named, hour_of_name, hours_options

@@ -26,10 +26,22 @@ from delayd.hours import hour_from_name, hour_name
 from delayd.machine.disk import RealDisk
 from delayd.reading.arrow import TIMESTAMP, to_arrow
 from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
+from delayd.reading.explanations import Explanation
 from delayd.reading.files.stored_groups import LogMoved, until_still
 from delayd.reading.files.target_index import PIECE_BYTES, Chunk, LogPiece, Scan, scan_nothing, scan_piece, split_piece
-from delayd.reading.findings import COUNTS, NO_COUNTS, Finding, FindingKind, Findings, HourSummary
+from delayd.reading.findings import (
+    COUNTS,
+    NO_COUNTS,
+    Cause,
+    CausedFindings,
+    Finding,
+    FindingKind,
+    Findings,
+    HourSummary,
+)
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours
+from delayd.reading.subject_figures import FIGURES as SUBJECT_FIGURES
+from delayd.reading.subject_figures import SubjectFigures
 from delayd.reading.tables import SUMS, TABLES, HourTables, table_of
 
 TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
@@ -54,6 +66,17 @@ FINDING = pa.struct(
         ("detail", pa.string()),
     ]
 )
+# All findings of an hour that show the same way and have the same explanation; ``what`` is null without one.
+CAUSED = pa.struct(
+    [
+        ("kind", pa.string()),
+        *((name, pa.int64()) for name in ("cause", "rows", "first_due_ms", "last_due_ms")),
+        *((name, pa.string()) for name in ("what", "role", "server", "target")),
+        *((name, pa.int64()) for name in ("from_ms", "until_ms")),
+        ("examples", pa.list_(FINDING)),
+    ]
+)
+SUBJECT = pa.struct([("subject", pa.string()), *((name, pa.int64()) for name in SUBJECT_FIGURES)])
 # Steps of a histogram that were counted, and their counts: most hours have a few of the 608 steps, or none.
 STEPS = pa.list_(pa.struct([("step", pa.int64()), ("count", pa.int64())]))
 HOUR = pa.schema(
@@ -64,8 +87,10 @@ HOUR = pa.schema(
         *((name, pa.int64()) for name in COUNTS),
         ("lateness", STEPS),
         ("past_due_lateness", STEPS),
+        ("subjects", pa.list_(SUBJECT)),
         ("findings_count", pa.int64()),
         ("findings", pa.list_(FINDING)),
+        ("caused", pa.list_(CAUSED)),
         ("findings_sha256", pa.string()),
         ("seal_differs", pa.list_(pa.string())),  # Null: there is no seal that the hour can be held against.
         ("error_code", pa.string()),
@@ -158,8 +183,11 @@ def report_of(
     books = seal_books(RealDisk(), plan)
     for row in rows:
         _raise_error(row["error_code"], row["error"])
-        summary, findings = _decode(row)
-        collected.add(summary, findings, row["findings_count"], row["findings_sha256"])
+        summary = _decode(row)
+        log_id, hour = summary.log_id, summary.hour
+        findings = [_finding(log_id, hour, each) for each in row["findings"]]
+        caused = [_caused(log_id, hour, each) for each in row["caused"]]
+        collected.add(summary, findings, caused, row["findings_sha256"])
         book = books[summary.log_id]
         # An hour that sealed after the driver had read the seals has none to compare with.
         if row["seal_differs"] is not None and book.has_standing(summary.hour):
@@ -249,38 +277,62 @@ def _encode(
     row |= {"log_id": f"{summary.log_id:016x}", "hour": hour_name(summary.hour), "findings_count": len(found)}
     row |= {"findings_sha256": found.sha256, "seal_differs": seal_differs}
     row |= {"lateness": _steps(summary.lateness), "past_due_lateness": _steps(summary.past_due_lateness)}
-    row["findings"] = [
-        {
-            "kind": finding.kind.name,
-            "sequence": finding.sequence,
-            "deliver_at_ms": finding.deliver_at_ms,
-            "deliver_at": finding.deliver_at_ms * 1_000,
-            "subject": finding.subject,
-            "detail": finding.detail,
-        }
-        for finding in found.first(findings_limit)
-    ]
+    names = ("subject", *SUBJECT_FIGURES)
+    subjects = zip(summary.subjects.names, summary.subjects.counts.tolist(), strict=True)
+    row["subjects"] = [dict(zip(names, (name, *counts), strict=True)) for name, counts in subjects]
+    row["findings"] = [_finding_row(each) for each in found.first(findings_limit)]
+    row["caused"] = [_caused_row(each) for each in found.caused()]
     return row
 
 
-def _decode(row: dict[str, Any]) -> tuple[HourSummary, list[Finding]]:
+def _finding_row(finding: Finding) -> dict[str, object]:
+    return {
+        "kind": finding.kind.name,
+        "sequence": finding.sequence,
+        "deliver_at_ms": finding.deliver_at_ms,
+        "deliver_at": finding.deliver_at_ms * 1_000,
+        "subject": finding.subject,
+        "detail": finding.detail,
+    }
+
+
+def _caused_row(caused: CausedFindings) -> dict[str, object]:
+    row: dict[str, object] = {name: getattr(caused, name) for name in ("rows", "first_due_ms", "last_due_ms")}
+    row |= {"kind": caused.kind.name, "cause": int(caused.cause)}
+    row["examples"] = [_finding_row(each) for each in caused.examples]
+    if caused.why is not None:
+        what, role, log_id, from_ms, until_ms, target = caused.why
+        row |= {"what": what, "role": role, "server": f"{log_id:016x}", "target": f"{target:016x}"}
+        row |= {"from_ms": from_ms, "until_ms": until_ms}
+    return row
+
+
+def _decode(row: dict[str, Any]) -> HourSummary:
     log_id, hour = int(row["log_id"], 16), hour_from_name(row["hour"])
     counts = {name: int(row[name]) for name in COUNTS}
     lateness, past_due = (_counts(row[name]) for name in ("lateness", "past_due_lateness"))
-    summary = HourSummary(log_id, hour, **counts, lateness=lateness, past_due_lateness=past_due)
-    findings = [
-        Finding(
-            hour=hour,
-            kind=FindingKind[found["kind"]],
-            sequence=found["sequence"],
-            deliver_at_ms=found["deliver_at_ms"],
-            subject=found["subject"],
-            detail=found["detail"],
-            log_id=log_id,
-        )
-        for found in row["findings"]
-    ]
-    return summary, findings
+    of_subject = [[each[name] for name in SUBJECT_FIGURES] for each in row["subjects"]]
+    subjects = SubjectFigures(
+        tuple(each["subject"] for each in row["subjects"]),
+        np.array(of_subject, np.int64).reshape(-1, len(SUBJECT_FIGURES)),
+    )
+    return HourSummary(log_id, hour, **counts, lateness=lateness, past_due_lateness=past_due, subjects=subjects)
+
+
+def _finding(log_id: int, hour: int, row: dict[str, Any]) -> Finding:
+    numbers = row["sequence"], row["deliver_at_ms"]
+    return Finding(hour, FindingKind[row["kind"]], *numbers, row["subject"], row["detail"], log_id)
+
+
+def _caused(log_id: int, hour: int, row: dict[str, Any]) -> CausedFindings:
+    why = None
+    if row["what"] is not None:
+        server, target = int(row["server"], 16), int(row["target"], 16)
+        why = Explanation(row["what"], row["role"], server, row["from_ms"], row["until_ms"], target)
+    kind, cause = FindingKind[row["kind"]], Cause(row["cause"])
+    examples = tuple(_finding(log_id, hour, each) for each in row["examples"])
+    span = row["first_due_ms"], row["last_due_ms"]
+    return CausedFindings(log_id, hour, kind, cause, why, row["rows"], *span, examples)
 
 
 def _steps(counts: NDArray[np.int64]) -> list[dict[str, int]]:

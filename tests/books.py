@@ -99,6 +99,7 @@ class Books:
         self.waits: dict[int, tuple[int, str]] = {}  # By target, what its delay server says of it otherwise.
         self.seals: list[Seal] = []
         self.files: dict[str, Segment] = {}
+        self.gaps: list[Value] = []  # Of the delay server: what it did, from and until when.
 
     def send(
         self,
@@ -166,11 +167,11 @@ class Books:
         self.settled_ms = at_ms
         self.publish(at_ms)
 
-    def see_realtime(self, at_ms: int) -> None:
-        """The realtime server was up at that instant: its checkpoint says so."""
+    def see_realtime(self, at_ms: int, gaps: Sequence[Value] = ()) -> None:
+        """The realtime server was up at that instant: its checkpoint says so, and when it did nothing."""
         file = CheckpointFile(self.disk, self.realtime, REALTIME_ID)
         clock: list[Value] = ["boot", 0, at_ms]
-        file.publish({"indexed_offset": self.target.durable, "clock": clock}, at_ms)
+        file.publish({"indexed_offset": self.target.durable, "clock": clock, "gaps": list(gaps)}, at_ms)
         file.close()
 
     def checkpoint(self, *, publish: bool = True) -> None:
@@ -229,6 +230,7 @@ class Books:
             "settled_ms": self.settled_ms,
             "waits": "",
             "links": links,
+            "gaps": self.gaps,
         }
         file = CheckpointFile(self.disk, self.delay, DELAY_ID)
         file.publish(payload, START_MS)
@@ -377,12 +379,12 @@ class Books:
             part = NewPart(*columns, reason=reason, batch_id=other)
             self.record([(row.hour, part)])
 
-    def hello(self, watermark: int, at_ms: int = START_MS) -> None:
+    def hello(self, watermark: int, at_ms: int = START_MS, epoch: int = 1) -> None:
         """What a new session of the delay server leaves in the target's log."""
         record: Record = {
             "type": "hello",
             "log_id": DELAY_ID,
-            "epoch": 1,
+            "epoch": epoch,
             "instance": 1,
             "session": 1,
             "w": [1, watermark],

@@ -6,6 +6,8 @@ A map, from the files to the verdict. `books.audit_directory` is where an audit 
 The audit
     plan                what to read, in which order, in which parts; who is up
     audit               one hour: which rows belong together, what became of each, and messages that break the books
+    explanations        what may have kept messages, by the files of their servers
+    subject_figures     messages of each subject by what became of them
     findings            the verdict on an hour: sentences, figures, and findings that an operator accepts
     books               the audit of each hour, put together, and whether totals add up (S5)
     seals               seals, verified from the files alone (S4); what realtime servers held, by their tallies

@@ -20,6 +20,7 @@ from delayd.batch.sequences import are_filed
 from delayd.hours import hour_start_ms
 from delayd.log.hour import NO_ENDED, EndedRows, OutcomeRows, Skipped
 from delayd.outcome import Outcome, Proof
+from delayd.reading.explanations import Explanation, explain
 from delayd.reading.files.origins import take_outcomes
 from delayd.reading.files.row_arrays import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
 from delayd.reading.findings import (
@@ -33,6 +34,7 @@ from delayd.reading.findings import (
     join_findings,
     join_parts,
 )
+from delayd.reading.subject_figures import FIGURES, SubjectFigures
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.generic] | int
@@ -80,12 +82,14 @@ class AuditTerms:
 
     ``now_ms``: when the books are read; rows due later are pending. ``spans``: when all servers that a row needs were
     up together. A row that was due for longer than the grace within its span, without an outcome, is lost.
+    ``explanations``: what may have kept late messages.
     """
 
     now_ms: int
     spans: Spans
     late_ms_limit: int = LATE_MS_LIMIT
     lost_grace_ms: int = LOST_GRACE_MS
+    explanations: tuple[Explanation, ...] = ()
 
 
 class FiledByLog(NamedTuple):
@@ -143,7 +147,8 @@ def audit_hour(
         if len(books.found) > 1:
             table = table[np.lexsort((table["cause"], table["kind"], table["sequence"]))]
         subjects = (*schedule.subjects, *realtime.subjects, "", *(accepted.rows.subjects if accepted else ()))
-        found.append((Findings(origin_log_id, hour, table, subjects), books.summary(origin_log_id, table)))
+        findings = Findings(origin_log_id, hour, table, subjects, terms.explanations)
+        found.append((findings, books.summary(findings)))
     return join_findings([each for each, _ in found]), join_parts([each for _, each in found])
 
 
@@ -290,24 +295,24 @@ class _Comparison:
         self._find_early()
         self._find_orphans()
         self._find_mismatches()
-        late_ms = self._late_ms()
-        self._note(Cause.LATE, late_ms > self._terms.late_ms_limit, late_ms)
+        self._find_late()
 
-    def summary(self, origin_log_id: int, table: NDArray[np.void]) -> HourSummary:
-        classes, proved = self._classes, self._classes.proved
+    def summary(self, found: Findings) -> HourSummary:
+        classes, proved, table = self._classes, self._classes.proved, found.table
         counted = np.bincount(self._outcome, minlength=max(Outcome) + 1).tolist()
         states = {name: getattr(classes, name) for name in ("pending", "undecided", "waiting", "missing", "unproven")}
         # The table is sorted by sequence and kind: a message counts once for each kind of finding.
         first = np.ones(len(table), np.bool_)
         same = (table["sequence"][1:] == table["sequence"][:-1]) & (table["kind"][1:] == table["kind"][:-1])
         first[1:] = ~same
+        subjects = self._subjects(states, table[first], found.subjects)
         rows_of_kind = np.bincount(table["kind"][first], minlength=len(FindingKind) + 1).tolist()
         lateness_ms = _picked(self._appended_ms() - classes.due_from_ms, proved)
         past_due = _picked(self._schedule.appended_at_ms > self._schedule.deliver_at_ms, proved)
         on_time = np.maximum(_picked(lateness_ms, ~past_due), 0)
         return HourSummary(
-            log_id=origin_log_id,
-            hour=self._hour,
+            log_id=found.log_id,
+            hour=found.hour,
             scheduled=len(self._schedule),
             dispatched=int(proved.sum()),
             **{outcome.word: counted[outcome] for outcome in DECIDED},
@@ -317,7 +322,22 @@ class _Comparison:
             lateness=count_ms(on_time),
             past_due_lateness=count_ms(lateness_ms[past_due]),
             late_ms_max=int(on_time.max(initial=0)),
+            subjects=subjects,
         )
+
+    def _subjects(self, states: Mapping[str, Mask], found: NDArray[np.void], names: tuple[str, ...]) -> SubjectFigures:
+        """The figures of each subject, to be summed up; ``found`` has a message once for each kind of finding."""
+        own, every = self._schedule.subject, np.ones(len(self._schedule), np.bool_)
+        masks = {"scheduled": every, "dispatched": self._classes.proved, **states}
+        masks |= {outcome.word: self._outcome == outcome for outcome in DECIDED}
+        counts = np.zeros((len(names), len(FIGURES)), np.int64)
+        for number, figure in enumerate(FIGURES):
+            if figure in masks and masks[figure].any():
+                counts[:, number] = np.bincount(_picked(own, masks[figure]), minlength=len(names))
+        late = found["kind"] == FindingKind.LATE
+        for figure, rows in (("faults", found[~late]), ("late", found[late])):
+            counts[:, FIGURES.index(figure)] = np.bincount(rows["subject"], minlength=len(names))
+        return SubjectFigures(names, counts)
 
     def _find_not_filed(self, accepted: FiledByLog) -> None:
         """Accepted messages must be filed once, as they were accepted, and as many as the checkpoint counts."""
@@ -506,6 +526,18 @@ class _Comparison:
         last = np.maximum(self._appended_ms(), self._part["claimed_at_ms"])
         late_ms: Int64s = np.where(proved, last - self._classes.due_from_ms, 0)
         return late_ms
+
+    def _find_late(self) -> None:
+        late_ms, limit_ms = self._late_ms(), self._terms.late_ms_limit
+        late = np.flatnonzero(late_ms > limit_ms)
+        if not len(late):
+            return
+        due_from_ms = self._classes.due_from_ms[late]
+        in_time = self._part["claimed_at_ms"][late] - due_from_ms <= limit_ms
+        to = self._part["target_log_id"][late]
+        number = np.zeros(len(late_ms), np.int64)
+        number[late] = explain(self._terms.explanations, due_from_ms, due_from_ms + late_ms[late], in_time, to)
+        self._note(Cause.LATE, late, late_ms, number)
 
     def _differ_from_first(self, cause: Cause, value: Numbers, other: Numbers, judged: Mask) -> None:
         """Note the rows of which two logs differ; ``judged`` marks those that both have."""

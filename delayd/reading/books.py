@@ -21,6 +21,7 @@ from delayd.reading.files.row_arrays import Sorter
 from delayd.reading.files.stored_groups import TornTail, file_size, segment_bases, until_still
 from delayd.reading.findings import (
     AcceptanceState,
+    CausedFindings,
     Finding,
     FindingKind,
     Findings,
@@ -33,8 +34,9 @@ from delayd.reading.findings import (
     judge,
     sum_up,
 )
-from delayd.reading.plan import AuditPlan, HourBooks, LastLife, plan_audit, plan_hours
+from delayd.reading.plan import AuditPlan, HourBooks, LastLife, LifeState, plan_audit, plan_hours
 from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState, SidesCheck, deleted_hour_differs
+from delayd.reading.subject_figures import NO_SUBJECTS, SubjectSums
 from delayd.secret import Secret
 
 FINDINGS_LIMIT = 1_000
@@ -58,7 +60,7 @@ class AuditReport:
     findings_count: int
     torn: tuple[TornTail, ...]
     deleted_rows: int
-    missed: tuple[LastLife, ...]
+    lives: tuple[LastLife, ...]
     seals: tuple[SealReport, ...]
     faults: tuple[Finding, ...] = ()
     holds_up: tuple[str, ...] = ()  # Why messages wait, by what their delay server says.
@@ -66,6 +68,14 @@ class AuditReport:
     acceptances: tuple[StoredAcceptance, ...] = ()  # What operators have said of findings; `judged` verifies them.
     # The digests of findings that unbalance the books, by delay server and hour.
     findings_sha256: Mapping[HourKey, str] = field(default_factory=dict)
+    caused: tuple[CausedFindings, ...] = ()  # All findings that have a message or an hour, by hour.
+    late_ms_limit: int = LATE_MS_LIMIT
+    lost_grace_ms: int = LOST_GRACE_MS
+
+    @property
+    def missed(self) -> tuple[LastLife, ...]:
+        """The servers that are away, if messages wait."""
+        return tuple(life for life in self.lives if life.state is not LifeState.UP and self.total.waiting)
 
     def judged(self, secret: Secret | None) -> list[JudgedAcceptance]:
         """What operators' acceptances of these hours are worth; None when there is no secret to verify them with."""
@@ -103,11 +113,18 @@ class Collected:
         self._late: list[Finding] = []
         self._count = 0
         self._sha256: dict[HourKey, str] = {}
+        self._caused: list[CausedFindings] = []
+        self._subjects = SubjectSums()
 
-    def add(self, summary: HourSummary, findings: Sequence[Finding], count: int, sha256: str) -> None:
-        """Add one hour: its figures, its first findings, how many it has, and their digest (`Findings.sha256`)."""
-        self.summaries.append(summary)
-        self._count += count
+    def add(
+        self, summary: HourSummary, findings: Sequence[Finding], caused: Sequence[CausedFindings], sha256: str
+    ) -> None:
+        """Add one hour: its figures, its first findings, all by cause, and their digest (`Findings.sha256`)."""
+        # Thousands of hours with thousands of subjects each do not fit into memory; their sum does.
+        self._subjects.add(summary.subjects.names, summary.subjects.counts)
+        self.summaries.append(replace(summary, subjects=NO_SUBJECTS))
+        self._count += sum(each.rows for each in caused)
+        self._caused += caused
         if sha256:
             self._sha256[summary.log_id, summary.hour] = sha256
         if findings:
@@ -122,24 +139,27 @@ class Collected:
         """The report on all hours that were added, on the seals, and on contradictions between totals."""
         faults = (*totals, *self._faults)[: self._limit]
         findings = [*totals[: self._limit], *sorted((*faults[len(totals) :], *self._late[: self._limit - len(faults)]))]
-        waiting = any(each.waiting for each in self.summaries)
         summaries = sorted(self.summaries, key=lambda summary: (summary.log_id, summary.hour))
+        total = replace(sum_up(summaries), subjects=self._subjects.figures())
         return AuditReport(
             data=data,
             read_at_ms=now_ms,
             hours=tuple(summaries),
-            total=sum_up(summaries),
+            total=total,
             findings=tuple(findings),
             findings_count=self._count + len(totals),
             torn=plan.torn,
             deleted_rows=plan.deleted_rows,
-            missed=plan.missed if waiting else (),
+            lives=plan.lives,
             seals=tuple(report for book in books.values() for report in book.reports()),
             faults=tuple(totals),
-            holds_up=plan.holds_up if waiting else (),
+            holds_up=plan.holds_up if total.waiting else (),
             groups=tuple(books for consumption in plan.consumption for books in consumption.groups),
             acceptances=plan.acceptances,
             findings_sha256=self._sha256,
+            caused=tuple(sorted(self._caused, key=lambda each: (each.log_id, each.hour, each.cause))),
+            late_ms_limit=plan.origins[0].terms.late_ms_limit,
+            lost_grace_ms=plan.origins[0].terms.lost_grace_ms,
         )
 
 
@@ -202,7 +222,7 @@ def report_plan(
     for found, summary, differs in audit_plan(disk, plan, tails, books):
         if differs is not None:
             books[summary.log_id].note(summary.hour, differs)
-        collected.add(summary, found.first(findings_limit), len(found), found.sha256)
+        collected.add(summary, found.first(findings_limit), found.caused(), found.sha256)
         if progress is not None:
             progress(len(collected.summaries), plan.hour_count)
     return collected.report(data, now_ms, plan, books, plan_faults(disk, plan, books))

@@ -28,7 +28,9 @@ from delayd.errors import BadArgument, DamagedData, DataError, NewerFormat
 from delayd.hours import INSTANT_MS_MAX, hour_from_name, hour_name
 from delayd.machine.disk import FILE_MODE, Disk, RealDisk, create_whole, open_named
 from delayd.outcome import Outcome
+from delayd.reading.explanations import STEPS, Explanation
 from delayd.reading.files.directory import Directory
+from delayd.reading.subject_figures import CLASSES, NO_SUBJECTS, SubjectFigures, SubjectSums
 from delayd.secret import Secret
 
 # A finding as it is kept, and as it is under a digest (docs/formats/acceptance.md).
@@ -49,6 +51,7 @@ ORDER = ("sequence", "kind", "cause", "deliver_at_ms", "value", "other", "subjec
 STEPS_PER_OCTAVE = 16
 MS_MAX = 1 << 41  # 70 years; larger values are counted in the last step.
 QUANTILES = (0.5, 0.99, 0.999)
+EXAMPLES = 3  # Of findings with one cause.
 FOLDER = "acceptances"  # In a delay server's folder.
 FILE_NAME = re.compile(r"([0-9]{10})\.[0-9]+\.note")
 VERSION = 1
@@ -187,14 +190,35 @@ class Finding(NamedTuple):
     log_id: int
 
 
+class CausedFindings(NamedTuple):
+    """Findings that show the same way and have the same explanation: of one hour, or of many.
+
+    ``examples`` are the latest of late messages, and the first of others. ``hour`` is the one with the most of them.
+    """
+
+    log_id: int
+    hour: int
+    kind: FindingKind
+    cause: Cause
+    why: Explanation | None  # None: nothing of the files explains a finding of this kind.
+    rows: int
+    first_due_ms: int
+    last_due_ms: int
+    examples: tuple[Finding, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The findings of an hour: FINDING[n], by sequence, and the subjects that they refer to."""
+    """The findings of an hour: FINDING[n], by sequence, and the subjects and explanations that they refer to.
+
+    The ``other`` value of a LATE one is the number of its explanation, behind STEPS.
+    """
 
     log_id: int
     hour: int
     table: NDArray[np.void]
     subjects: tuple[str, ...]
+    explanations: tuple[Explanation, ...] = ()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -233,6 +257,24 @@ class Findings:
         rows = np.concatenate((np.flatnonzero(~late)[:limit], np.flatnonzero(late)[:limit]))
         return [self._finding(row) for row in self.table[rows]]
 
+    def caused(self) -> list[CausedFindings]:
+        """The findings by how they show, and by what explains them; the totals of the hour are left out."""
+        table = self.table
+        late = table["kind"] == FindingKind.LATE
+        keys = table["cause"].astype(np.int64) << 32 | np.where(late, table["other"], 0).astype(np.int64)
+        found: list[CausedFindings] = []
+        for key in np.unique(keys).tolist():
+            own = table[keys == key]
+            kind, cause, why = FindingKind(own["kind"][0]), Cause(key >> 32), None
+            shown, due_ms = own[:EXAMPLES], own["deliver_at_ms"]
+            if kind is FindingKind.LATE:
+                why = (*STEPS, *self.explanations)[key & 0xFFFFFFFF]
+                shown = own[np.argsort(-own["value"].astype(np.int64), kind="stable")[:EXAMPLES]]
+            span = int(due_ms.min()), int(due_ms.max())
+            examples = tuple(map(self._finding, shown))
+            found.append(CausedFindings(self.log_id, self.hour, kind, cause, why, len(own), *span, examples))
+        return found
+
     def _finding(self, row: np.void) -> Finding:
         kind = FindingKind(row["kind"])
         detail = SENTENCES[kind][Cause(row["cause"])].format(value=int(row["value"]), other=int(row["other"]))
@@ -252,7 +294,7 @@ def join_findings(parts: Sequence[Findings]) -> Findings:
         subjects += part.subjects
     joined = np.concatenate(tables)
     joined = joined[np.lexsort((joined["cause"], joined["kind"], joined["sequence"]))]
-    return Findings(parts[0].log_id, parts[0].hour, joined, tuple(subjects))
+    return Findings(parts[0].log_id, parts[0].hour, joined, tuple(subjects), parts[0].explanations)
 
 
 def _lower_bounds() -> Int64s:
@@ -321,6 +363,8 @@ class HourSummary:
     late_ms_max: int = 0
     lateness: NDArray[np.int64] = field(default_factory=lambda: NO_COUNTS, repr=False)
     past_due_lateness: NDArray[np.int64] = field(default_factory=lambda: NO_COUNTS, repr=False)
+    # Of an hour it is empty in a report, which has that of the total only.
+    subjects: SubjectFigures = field(default_factory=lambda: NO_SUBJECTS, repr=False)
 
     @property
     def balanced(self) -> bool:
@@ -343,12 +387,12 @@ class HourSummary:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, HourSummary):
             return NotImplemented
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in FIGURES)
+        same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in FIGURES)
+        return self.subjects == other.subjects and all(same)
 
 
-FIGURES = tuple(figure.name for figure in fields(HourSummary))
-# What may be of a scheduled row: these figures add up to ``scheduled``.
-CLASSES = FIGURES[FIGURES.index("dispatched") : FIGURES.index("missing") + 1]
+FIGURES = tuple(figure.name for figure in fields(HourSummary))[:-1]
+assert FIGURES[3 : 3 + len(CLASSES)] == CLASSES, "the classes add up to `scheduled`"
 assert {outcome.word for outcome in Outcome} <= {*CLASSES}, "each outcome has a figure"
 COUNTS = FIGURES[2:-2]  # The figures that are single numbers; the last of them is a maximum, the others are sums.
 
@@ -363,8 +407,12 @@ def sum_up(hours: Iterable[HourSummary]) -> HourSummary:
     listed = list(hours)
     sums = {name: sum(int(getattr(hour, name)) for hour in listed) for name in COUNTS}
     sums["late_ms_max"] = max((hour.late_ms_max for hour in listed), default=0)
+    subjects = SubjectSums()
+    for hour in listed:
+        subjects.add(hour.subjects.names, hour.subjects.counts)
     return HourSummary(
         **sums,
+        subjects=subjects.figures(),
         lateness=_sum(hour.lateness for hour in listed),
         past_due_lateness=_sum(hour.past_due_lateness for hour in listed),
     )

@@ -30,6 +30,7 @@ from delayd.machine.disk import Disk
 from delayd.machine.identity import LOCK
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, FiledByLog, Span, Spans
 from delayd.reading.consumption import Consumption, read_consumption
+from delayd.reading.explanations import read_explanations
 from delayd.reading.files.directory import (
     CheckpointWord,
     Directory,
@@ -65,6 +66,7 @@ class LastLife:
 
     path: str
     role: str
+    log_id: int  # 0 for meta, which has no log.
     state: LifeState
     until_ms: int
 
@@ -81,7 +83,7 @@ def read_life(disk: Disk, directory: Directory, seen_ms: int, now_ms: int) -> La
     wall_ms = clock[2] if isinstance(clock, list) and len(clock) == 3 else 0
     until_ms = min(now_ms, max(seen_ms, wall_ms if isinstance(wall_ms, int) else 0))
     state = LifeState.UP if server_runs(directory.path) else LifeState.AWAY
-    return LastLife(directory.path, directory.role, state, until_ms)
+    return LastLife(directory.path, directory.role, directory.log_id, state, until_ms)
 
 
 def read_meta_life(data: str) -> LastLife | None:
@@ -89,7 +91,7 @@ def read_meta_life(data: str) -> LastLife | None:
     path = f"{data}/{META}"
     if not os.path.exists(f"{path}/{LOCK}"):
         return None
-    return LastLife(path, META, LifeState.UP if server_runs(path) else LifeState.AWAY, 0)
+    return LastLife(path, META, 0, LifeState.UP if server_runs(path) else LifeState.AWAY, 0)
 
 
 def spans_of(word: CheckpointWord, log_id: int, index: TargetIndex) -> Spans:
@@ -154,7 +156,7 @@ class AuditPlan:
     index: TargetIndex
     torn: tuple[TornTail, ...] = ()
     deleted_rows: int = 0  # Rows at targets whose hours the delay server's retention has removed.
-    missed: tuple[LastLife, ...] = ()  # The servers that keep messages waiting, if any wait.
+    lives: tuple[LastLife, ...] = ()  # Of all servers whose directories are here.
     holds_up: tuple[str, ...] = ()  # Why they wait, as their delay server says.
     helds: tuple[TargetTallies, ...] = ()  # The contents of the targets' tally logs, in the order of the index.
     # The contents of their pull logs, in the same order; () when the caller did not ask for it.
@@ -202,7 +204,7 @@ class AuditPlan:
             sizes = {hour: origin.dispatch_sizes[hour] for hour in hours if hour in origin.dispatch_sizes}
             origins.append(AuditedOrigin(own, sizes, origin.terms, tuple(hours), dropped=origin.dropped))
         # What is known of the index's faults is the driver's to tell.
-        index = replace(self.index, batches=batches, faults=())
+        index = replace(self.index, batches=batches, faults=(), hellos={})
         return AuditPlan(tuple(origins), index, helds=self.helds)
 
 
@@ -327,7 +329,8 @@ def plan_audit(
         wanted = sorted((known | found) - removed)
         spans = spans_of(snapshot.word, directory.log_id, index)
         holds_up += what_holds_up(snapshot.word)
-        terms = AuditTerms(now_ms, spans, late_ms_limit, lost_grace_ms)
+        explanations = read_explanations(disk, directory, realtimes, index)
+        terms = AuditTerms(now_ms, spans, late_ms_limit, lost_grace_ms, explanations)
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
         # The record that gave up rows of an hour stands behind them in the message log.
         given_up = {hour for hour in snapshot.word.dropped if f"schedule/{hour_name(hour)}" in tail.given_up}
@@ -337,8 +340,7 @@ def plan_audit(
             tails.append(tail)
     # The realtime logs are scanned twice; a tail from the second scan is newer.
     tails_torn = {tail.path: tail for tail in torn}
-    missed = tuple(life for life in lives if life.state is not LifeState.UP)
-    read = (tuple(tails_torn.values()), deleted_rows, missed, tuple(holds_up), helds, consumed)
+    read = (tuple(tails_torn.values()), deleted_rows, tuple(lives), tuple(holds_up), helds, consumed)
     accepted = tuple(each for directory in delays for each in read_acceptances(disk, directory, hours))
     plan = AuditPlan(tuple(origins), index, *read, accepted)
     return plan, tails

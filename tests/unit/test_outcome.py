@@ -10,7 +10,8 @@ from cli.message_commands import get
 from delayd.log.hour import SEALED_OUTCOMES, SealFacts
 from delayd.outcome import TOOK_NO_KEY, MessageState, Outcome, Proof, Reason
 from delayd.reading.audit import STATES
-from delayd.reading.findings import CLASSES, HourSummary
+from delayd.reading.findings import HourSummary
+from delayd.reading.subject_figures import CLASSES
 from delayd.reading.tables import OUTCOMES
 
 ROOT = Path(__file__).parents[2]

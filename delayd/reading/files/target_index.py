@@ -13,9 +13,9 @@ checksum covers them; whether their own checksums fit too is checked by `delayd 
 """
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -94,6 +94,15 @@ READ_BYTES = 1 << 20  # This much stays in the processor's cache.
 PIECE_BYTES = 64 << 20  # A piece of a scan that others read has at least this much: half a second of one core.
 
 
+class LoggedHello(NamedTuple):
+    """A hello in a realtime log: where it stands, the watermark that it names, its epoch, and when it was appended."""
+
+    offset: int
+    watermark: tuple[int, int]
+    epoch: int
+    at_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class TargetIndex:
     """All handed-over batches of some realtime logs, in order of target and offset."""
@@ -103,13 +112,8 @@ class TargetIndex:
     subjects: tuple[str, ...]
     last_appended_ms: tuple[int, ...]  # For each target, of its last group; 0 for an empty log.
     faults: tuple[tuple[int, str], ...] = ()  # By log_id of the target: where its log does not follow (rule S5).
-
-
-class LoggedHello(NamedTuple):
-    """A hello in a realtime log: where it stands, and the watermark that it names."""
-
-    offset: int
-    watermark: tuple[int, int]
+    # By target and log_id of the delay server: all hellos of the kept log, in its order.
+    hellos: Mapping[tuple[int, int], Sequence[LoggedHello]] = field(default_factory=dict)
 
 
 class LogPiece(NamedTuple):
@@ -261,7 +265,8 @@ class TargetIndexer:
             batches["decided"][covered] = 1
         subjects = tuple(name.decode("ascii") for name in self._names)
         return TargetIndex(
-            tuple(targets), batches, subjects, tuple(self._last_appended_ms), tuple(self._all_faults(batches))
+            *(tuple(targets), batches, subjects, tuple(self._last_appended_ms), tuple(self._all_faults(batches))),
+            hellos=self._greeted,
         )
 
     def _all_faults(self, batches: Batches) -> list[tuple[int, str]]:
@@ -329,7 +334,9 @@ def _hellos(group: CommitGroup) -> Iterator[tuple[int, LoggedHello]]:
     for _, batch in group.batches():
         for record in decode_sound(batch):
             if isinstance(record, HelloHeard):
-                yield record.log_id, LoggedHello(group.header.offset, (record.w[0], record.w[1]))
+                header = group.header
+                watermark = record.w[0], record.w[1]
+                yield record.log_id, LoggedHello(header.offset, watermark, record.epoch, header.appended_at_ms)
 
 
 def _first_behind(epochs: UInt64s, ids: UInt64s) -> tuple[int, int] | None:

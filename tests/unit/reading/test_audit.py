@@ -10,8 +10,9 @@ from delayd.outcome import Outcome
 from delayd.reading import plan
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files import origins
-from delayd.reading.findings import CLASSES, HourSummary
+from delayd.reading.findings import HourSummary
 from delayd.reading.seals import SealState
+from delayd.reading.subject_figures import CLASSES
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 
 LATER_MS = START_MS + 60_000
