@@ -93,7 +93,9 @@ class Programs:
 _SILENT = logging.NullHandler()
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NICE = 5  # Commands that only look give way to servers on this machine, from their imports on.
-LOOKS = frozenset({"top", "schedule", "dispatch", "trace", "log", "audit", "export", "seals", "spark-audit"})
+LOOKS = frozenset(
+    {"top", "schedule", "dispatch", "trace", "log", "audit", "export", "seals", "spark-audit", "tree-head", "prove"}
+)
 
 
 class CommandPlace(NamedTuple):
@@ -143,6 +145,9 @@ PLACES = {
     "audit": CommandPlace("audit_commands", "audit", "Check from files that each message left once and on time."),
     "export": CommandPlace("file_commands", "export", "Write the logs as Parquet or CSV, from files."),
     "seals": CommandPlace("audit_commands", "seals", "Verify the seals of hours, from files."),
+    "tree-head": CommandPlace("proof_commands", "tree_head", "Sign the log of sealed hours, from files."),
+    "prove": CommandPlace("proof_commands", "prove", "Print the proof of what became of a message, from files."),
+    "check-proof": CommandPlace("proof_commands", "check_proof", "Check such a proof, without any other file."),
     "spark-audit": CommandPlace("audit_commands", "spark_audit", "Do the same as audit, with Spark."),
     "backup": CommandPlace(
         "backup_commands", "backup", "Copy the servers of a directory while they run, and check the copy."

@@ -39,6 +39,8 @@ from delayd.machine.identity import LOCK
 from delayd.machine.state import LMDB_FILE, check_stored, read_pairs
 from delayd.reading.findings import FOLDER as ACCEPTANCES
 from delayd.reading.findings import acceptance_files
+from delayd.reading.proofs import FOLDER as PROOFS
+from delayd.reading.proofs import proof_files
 
 NAME = "backup.json"
 FORMAT = 1
@@ -334,8 +336,9 @@ def files_of(disk: Disk, source: ServerSource, copies: Disk, state: str) -> dict
 
     ``state``, on the disk ``copies``, is a file of the state that no server has open.
     """
-    # The server that runs writes none of the acceptances, so no cut fixes them; each is whole or not there.
+    # The server that runs writes neither acceptances nor proofs, so no cut fixes them; each is whole or not there.
     found: dict[str, int | None] = {f"{ACCEPTANCES}/{name}": None for name in acceptance_files(disk, source.folder)}
+    found.update({f"{PROOFS}/{name}": None for name in proof_files(disk, source.folder)})
     if source.sizes is not None:
         found.update(source.sizes)
         found.update(_deep(disk, source.folder, "consume"))

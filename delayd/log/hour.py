@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch, encode
-from delayd.batch.columns import DTYPES, BatchKind, ColumnId, Int64s, OutcomePart
+from delayd.batch.columns import DTYPES, BatchKind, Buffer, ColumnId, Int64s, OutcomePart
 from delayd.batch.labels import OWN_TAGS_BIT
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX, hour_name
@@ -467,8 +467,16 @@ def encode_seal(seal: Seal) -> bytes:
 def decode_seals(batch: Batch) -> list[Seal]:
     """Read the seals of a verified SEAL batch."""
     start = batch.offsets[ColumnId.SEAL]
-    rows = SEAL.iter_unpack(batch.buffer[start : start + SEAL.size * batch.count])
-    return [Seal(log_id, number, SealFacts(hour, *facts), previous) for log_id, hour, number, *facts, previous in rows]
+    return [
+        seal_of(batch.buffer[place : place + SEAL.size])
+        for place in range(start, start + SEAL.size * batch.count, SEAL.size)
+    ]
+
+
+def seal_of(record: Buffer) -> Seal:
+    """Read the 200 bytes of one seal."""
+    log_id, hour, number, *facts, previous = SEAL.unpack(record)
+    return Seal(log_id, number, SealFacts(hour, *facts), previous)
 
 
 class SealMark(NamedTuple):

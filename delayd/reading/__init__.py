@@ -10,6 +10,7 @@ The audit
     subject_figures     messages of each subject by what became of them
     findings            the verdict on an hour: sentences, figures, and findings that an operator accepts
     books               the audit of each hour, put together, and whether totals add up (S5)
+    proofs, tlog        what shows an outsider what became of a message, and the trees and notes that it is made of
     seals               seals, verified from the files alone (S4); what realtime servers held, by their tallies
     consumption         pull logs and consume logs
 What else is asked

@@ -55,6 +55,7 @@ from delayd.reading.files.directory import (
 from delayd.reading.files.origins import BESIDE_SUFFIX, beside_path
 from delayd.reading.files.stored_groups import LogMoved, TornTail, file_size, read_groups
 from delayd.reading.findings import read_acceptances
+from delayd.reading.proofs import read_proof_files
 from delayd.reading.seals import read_held, segment_differs
 
 HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Each file belongs to one hour.
@@ -70,7 +71,7 @@ KINDS = {
     FileKind.INDEX: BatchKind.INDEX,
 }
 STATE_KIND = "state"
-ACCEPTANCE_KIND = "acceptance"
+ACCEPTANCE_KIND, PROOF_KIND = "acceptance", "proof"
 LOGS = {
     Role.DELAY: {
         "message": FileKind.MESSAGE,
@@ -534,7 +535,7 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
         if home.logs["message"] not in kinds and kinds & later:
             error = DamagedData(f"{path}/message", 0, "the message log is gone, other logs are there")
             gone.append(damage_report(error.path, home.logs["message"].name.lower(), error))
-        besides += (*_missing(disk, home), *_acceptances(disk, home))
+        besides += (*_missing(disk, home), *_acceptances(disk, home), *_proofs(disk, home))
         states += _state(disk, path)
     if not places:
         raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
@@ -701,6 +702,16 @@ def _acceptances(disk: Disk, home: _ServerFolder) -> Iterator[FileReport]:
             yield damage_report(each.path, ACCEPTANCE_KIND, each.error)
         else:
             yield FileReport(each.path, ACCEPTANCE_KIND, FileState.OK, each.size_bytes, rows=1)
+
+
+def _proofs(disk: Disk, home: _ServerFolder) -> Iterator[FileReport]:
+    if home.role is not Role.DELAY or home.log_id is None:
+        return
+    for path, size, error in read_proof_files(disk, Directory(home.path, home.role, home.log_id)):
+        if error is not None:
+            yield damage_report(path, PROOF_KIND, error)
+        else:
+            yield FileReport(path, PROOF_KIND, FileState.OK, size, rows=1)
 
 
 def _tallied(disk: Disk, home: _ServerFolder, found: Sequence[FileReport]) -> Iterator[FileReport]:

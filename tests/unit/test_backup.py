@@ -39,6 +39,8 @@ FILES = {
     "quarantine/2027011508.log": b"q" * 10,
     "seal/00000000000000000000.log": b"",
     "acceptances/2027011508.1.note": b"a" * 20,
+    "proofs/2027011508.tree": b"t" * 30,
+    "proofs/checkpoint": b"c" * 40,
 }
 
 
@@ -190,6 +192,7 @@ def test_of_a_running_server_the_bytes_of_the_cut_are_copied_and_no_more(state: 
     path = schedule_path(HOME, HOUR)
     write(source, path, b"s" * 500)
     write(source, f"{HOME}/acceptances/2027011508.2.note.77.0badcafe", b"a crash has left it")
+    write(source, f"{HOME}/proofs/2027011509.tree.77.0badcafe", b"a crash has left it")
     sizes = {"message/00000000000000002936.log": 640}
 
     def cut(stage: Stage) -> ServersCut:
@@ -202,8 +205,10 @@ def test_of_a_running_server_the_bytes_of_the_cut_are_copied_and_no_more(state: 
         STATE: len(state),
         "message/00000000000000002936.log": 640,
         path.removeprefix(f"{HOME}/"): 64 + 100,
-        # Its server does not know of it, so no cut has its size.
+        # Its server does not know of these, so no cut has their sizes.
         "acceptances/2027011508.1.note": 20,
+        "proofs/2027011508.tree": 30,
+        "proofs/checkpoint": 40,
     }
     assert (manifest.servers[0].log_id, manifest.servers[0].epoch, manifest.servers[0].running) == (7, 3, True)
 

@@ -472,9 +472,9 @@ def read_hour(
     if part is not None:
         rows = min(rows, len(range(part.start, min(part.stop, part.start + rows))))
     collector = RowCollector(part, rows)
-    _collect(disk, snapshot, hour, collector)
+    collect_hour(disk, snapshot, hour, collector)
     collector.add_rows(unfiled.of_hour(hour, part))
-    return _rising(collector.rows(), sorter or Sorter())
+    return in_order(collector.rows(), sorter or Sorter())
 
 
 def part_hour(disk: Disk, snapshot: ScheduleSnapshot, unfiled: HourRows, hour: int, rows_max: int) -> list[range]:
@@ -482,7 +482,7 @@ def part_hour(disk: Disk, snapshot: ScheduleSnapshot, unfiled: HourRows, hour: i
     rows.
     """
     sampler = SequenceSampler(SAMPLE_ROWS)
-    _collect(disk, snapshot, hour, sampler)
+    collect_hour(disk, snapshot, hour, sampler)
     late = unfiled.of_hour(hour).sequence[::SAMPLE_ROWS]
     sample = np.sort(np.concatenate((*sampler.sequences, late)))
     bounds = np.unique(sample[rows_max // SAMPLE_ROWS :: rows_max // SAMPLE_ROWS]).tolist()
@@ -548,7 +548,8 @@ def beside_path(folder: str, hour: int) -> str:
     return f"{folder}/quarantine/{hour_name(hour)}{BESIDE_SUFFIX}"
 
 
-def _rising(rows: ScheduleRows, sorter: Sorter) -> ScheduleRows:
+def in_order(rows: ScheduleRows, sorter: Sorter) -> ScheduleRows:
+    """The same rows by rising sequence."""
     if rises(rows.sequence):
         return rows
     own = rows.deliver_at_ms, rows.location, rows.hashes(), rows.appended_at_ms, rows.subject, rows.body_bytes
@@ -557,7 +558,8 @@ def _rising(rows: ScheduleRows, sorter: Sorter) -> ScheduleRows:
     return ScheduleRows(*columns, rows.subjects, hashes, rows.left_out, rows.expiring, rows.labelled)
 
 
-def _collect(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: Collector) -> None:
+def collect_hour(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: Collector) -> None:
+    """Give a collector the rows of an hour that are filed. Raises as `read_hour` does."""
     for part in hour_parts(disk, snapshot, hour):
         segment = open_hour(disk, part.path, FileKind.SCHEDULE, snapshot.directory.log_id, hour)
         if segment is None:
