@@ -89,8 +89,8 @@ def tree_head(
 
     $ delayd tree-head --data /var/lib/delayd
     $ delayd tree-head --data /var/lib/delayd --key
-    $ delayd tree-head --data /var/lib/delayd --since 41 | curl --data-binary @- https://witness.example/add-checkpoint
-    $ delayd tree-head --data /var/lib/delayd --add answer.txt --witness witness.example/w1+da77ade7+BOvN63j...
+    $ delayd tree-head --data /var/lib/delayd --since 41
+    $ delayd tree-head --add answer.txt --witness w1+8f3fa973+BCmsuuFBvMrwsi4alNNNC8c2HlJtC/4SyJeUvJMilm3X
     """
     with all_damage_named(data), progress("hours", None) as advance:
         log = HourLog(RealDisk(), data)
@@ -152,8 +152,8 @@ def check_proof(file: TextIO, key: Key, witnesses: tuple[Key, ...], receipt: str
 
     Exit codes: 0 all of it is shown; 3 it is not.
 
-    $ delayd check-proof order-42.tlog-proof --key delayd/000000000000de1a+2f1b...
-    $ delayd check-proof request.txt --old checkpoint.txt --key delayd/000000000000de1a+2f1b...
+    $ delayd check-proof order.tlog-proof --key orders+926ade88+AQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4
+    $ delayd check-proof grown --old before --key orders+926ade88+AQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4
     """
     wanted = None if receipt is None else Receipt.of_token(receipt)
 

@@ -4,6 +4,7 @@ import hashlib
 import stat
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -159,9 +160,9 @@ def test_each_byte_of_row_seal_and_path_counts(books: Books) -> None:
     proof = prove(books, 7)
     for place in range(len(proof.extra)):
         extra = proof.extra[:place] + bytes((proof.extra[place] ^ 4,)) + proof.extra[place + 1 :]
-        assert refused(lambda extra=extra: check_message(proof._replace(extra=extra), KEY))
+        assert refused(partial(check_message, proof._replace(extra=extra), KEY))
     for cut in (0, 15, 287, 289, len(proof.extra) - 32):
-        assert refused(lambda cut=cut: check_message(proof._replace(extra=proof.extra[:cut]), KEY))
+        assert refused(partial(check_message, proof._replace(extra=proof.extra[:cut]), KEY))
 
 
 def test_a_proof_of_another_message_hour_log_or_key_is_refused(books: Books) -> None:
@@ -181,7 +182,7 @@ def test_a_proof_of_another_message_hour_log_or_key_is_refused(books: Books) -> 
 def test_a_message_that_the_hour_never_had_is_not_proved(books: Books) -> None:
     head(books)
     for sequence in (0, ROWS + 1, ROWS + 2, 999):
-        found = refused(lambda sequence=sequence: hours(books).prove(sequence, START_MS), BadArgument)
+        found = refused(partial(hours(books).prove, sequence, START_MS), BadArgument)
         assert f"sealed without a message {sequence}" in found
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_a_cosignature_is_verified_with_its_instant() -> None:
     later = own._replace(signature=(1_700_000_001).to_bytes(8, "big") + own.signature[8:])
     for line in (later, own._replace(signature=own.signature[:-1] + bytes((own.signature[-1] ^ 1,)))):
         forged = checkpoint._replace(signatures=(checkpoint.signatures[0], line))
-        assert "is false" in refused(lambda forged=forged: forged.cosigned_at_s(WITNESS_KEY))
+        assert "is false" in refused(partial(forged.cosigned_at_s, WITNESS_KEY))
     short = checkpoint._replace(signatures=(own._replace(signature=own.signature[:71]),))
     assert "71 bytes" in refused(lambda: short.cosigned_at_s(WITNESS_KEY))
     assert "no cosignature by the witness" in refused(lambda: signed(5).cosigned_at_s(WITNESS_KEY))
