@@ -83,11 +83,13 @@ _TEXTS = {
     # What stays.
     "segment_bytes": "size of one file of a log, which is removed as a whole",
     "retention_hours": "how long a sealed hour is kept after its end, for audits",
+    "seal_hook": "command of the shell that gets a line of each new seal on its stdin",
     "retention_ms": "how long messages are kept at least, also when every group has acknowledged them",
 }
 _METAVARS = {
     "secret_file": "FILE",
     "cluster_id": "HEX",
+    "seal_hook": "COMMAND",
     "data": "DIR",
     "host": "HOST",
     "advertise_host": "HOST",
@@ -98,6 +100,7 @@ _DEFAULTS = {
     "advertise_host": "that of --host",
     "secret_file": "cluster.secret in the data directory",
     "cluster_id": "a random one",
+    "seal_hook": "none",
 }
 # Settings that servers have in common and that mean another thing to each.
 _TEXTS_OF = {

@@ -189,6 +189,7 @@ class DelayConfig(RegisteringConfig):
     # How much is kept, and for how long.
     segment_bytes: int = _number(256 * MIB, 4096, 64 * GIB)
     retention_hours: int = _number(72, 1, 100 * 366 * 24)  # Sealed hours are kept for a long weekend's audit.
+    seal_hook: str = ""  # A command of the shell that gets a line of each new seal; empty: none.
 
     def _check_relations(self) -> None:
         self._need(

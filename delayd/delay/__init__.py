@@ -6,6 +6,7 @@ S (seals), in docs/rules.md.
 
 Around the core
     program, server     the process: files, sockets, threads and one timer
+    seal_hook           runs an operator's command with each new seal (docs/formats/seal.md)
     requests            turns frames into calls of the core, and outcomes into answers
     core                in which order the parts below work and stop; it does no I/O, and is called on the loop only
     parts               how they are put together: seven rooms, each made from those before it

@@ -17,6 +17,7 @@ from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.ledger.owed import Leaving
 from delayd.delay.requests import Requests
+from delayd.delay.seal_hook import SealHook
 from delayd.errors import ConnectionLost, DelaydError, NotReady
 from delayd.log.control import QuotaLimits
 from delayd.machine.identity import draw_id
@@ -77,6 +78,8 @@ class DelayServer:
         self._guard: Guard | None = None
         self._courier: Courier[Leaving] | None = None
         self._places: asyncio.Task[None] | None = None
+        self._hook: SealHook | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._learning: asyncio.Task[None] | None = None  # A new server takes the quotas of the others.
         self._hold = Hold(lambda seconds, end: asyncio.get_running_loop().call_later(seconds, end))
         self._cuts: Cuts | None = None
@@ -151,6 +154,7 @@ class DelayServer:
         if core.site.identity.epoch == 1:
             self._learning = loop.create_task(self._learn_quotas(self._registration, core))
             self._learning.add_done_callback(self._lives.surface)
+        self._begin_hook(core)
         home.every(SWEEP_S, self._sweep)
         self._wake()
         return self._listens
@@ -167,7 +171,7 @@ class DelayServer:
         if self._courier is not None:
             await self._courier.close()
         server.stop_accepting()
-        for task in (self._places, self._learning, *self._dials):
+        for task in (self._places, self._learning, self._telling, *self._dials):
             if task is not None:
                 task.cancel()
         await home.stop(core)
@@ -396,6 +400,18 @@ class DelayServer:
             connection.close()
         return True
 
+    def _begin_hook(self, core: DelayCore) -> None:
+        if self._config.seal_hook:
+            retention = core.upkeep.retention
+            self._hook = SealHook(
+                self._config.seal_hook,
+                self._config.folder,
+                lambda: end.seals if (end := retention.seal_end()) is not None else 0,
+                retention.seals_since,
+            )
+            self._telling = asyncio.get_running_loop().create_task(self._hook.run())
+            self._telling.add_done_callback(self._lives.surface)
+
     # Housekeeping: jobs only post requests to the core (rule T3).
 
     def _sweep(self) -> None:
@@ -421,7 +437,11 @@ class DelayServer:
             started_at_ms=self._started_at_ms,
             now_ms=clock.now_ms(),
             counters=core.standing.counters(),
-            waits=[*core.standing.waits(), *(self._courier.waits() if self._courier is not None else ())],
+            waits=[
+                *core.standing.waits(),
+                *(self._courier.waits() if self._courier is not None else ()),
+                *(self._hook.waits() if self._hook is not None else ()),
+            ],
             refuses=core.standing.refuses(),
             own={
                 **self._server.status(),

@@ -211,6 +211,18 @@ def create_whole(path: str, data: bytes, mode: int) -> None:
         _create_whole(path, data, mode)
 
 
+def replace_whole(path: str, data: bytes, mode: int) -> None:
+    """Put a file of the operating system in the place of another one, or where none is; durable on return.
+
+    At each moment ``path`` is the former file or this one. Raises DiskFull or NotWritable when it is the former.
+    """
+    with _named_errors(path):
+        temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+        _create_whole(temporary, data, mode)
+        os.rename(temporary, path)
+        _sync_folder_of(path)
+
+
 def _create_whole(path: str, data: bytes, mode: int) -> None:
     temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -225,6 +237,10 @@ def _create_whole(path: str, data: bytes, mode: int) -> None:
         os.link(temporary, path)  # A rename would replace the file of a process that was faster.
     finally:
         os.unlink(temporary)
+    _sync_folder_of(path)
+
+
+def _sync_folder_of(path: str) -> None:
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

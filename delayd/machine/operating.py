@@ -115,6 +115,8 @@ class WaitKind(Enum):
     DRAINED_AWAY = "messages on their way to delay server {origin}", "start delay server {origin}, or look at its log"
     SLOTS_LEAVING = "keys of the slots {slots}", "delayd server drain {log_id}"
 
+    SEALS_NOT_TOLD = "{seals} for the command of `seal_hook`", "run that command by hand, and mend it"
+
     # A realtime server.
     ORIGIN_RESTORED = (
         "what the delay server {origin} has to hand over",

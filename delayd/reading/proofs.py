@@ -32,7 +32,7 @@ from delayd.batch.columns import ColumnId
 from delayd.errors import BadArgument, BadSetting, DamagedData, DataError, NewerFormat
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.hour import SEAL, OutcomeRows, Seal, schedule_path, seal_of
-from delayd.machine.disk import Disk, RealDisk, create_whole, open_named
+from delayd.machine.disk import Disk, RealDisk, create_whole, open_named, replace_whole
 from delayd.outcome import Outcome
 from delayd.reading.files.directory import Directory, Role, find_directories, take_snapshot
 from delayd.reading.files.origins import collect_hour, in_order, read_outcomes
@@ -212,11 +212,7 @@ class HourLog:
 
     def keep(self, checkpoint: Checkpoint) -> None:
         """Put a checkpoint in the place of the former one; durable on return."""
-        path, disk = f"{self.folder}/{CHECKPOINT_FILE}", RealDisk()
-        temporary = f"{path}.{os.getpid()}"
-        create_whole(temporary, checkpoint.text.encode(), FILE_MODE)
-        disk.rename(temporary, path)
-        disk.sync_folder(self.folder)
+        replace_whole(f"{self.folder}/{CHECKPOINT_FILE}", checkpoint.text.encode(), FILE_MODE)
 
     def prove(self, sequence: int, filed_at_ms: int) -> LogProof:
         """The proof of one message; ``filed_at_ms`` is an instant of its hour, the later of due and accepted.

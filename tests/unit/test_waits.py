@@ -15,6 +15,7 @@ NO_COMMAND = {  # An operator ends these by what is no command: starting or stop
     *(WaitKind.RETIRED, WaitKind.QUOTAS_NOT_KNOWN, WaitKind.HELD, WaitKind.STATE_REPLACED),
     *(WaitKind.NO_DELAY_SERVER, WaitKind.NO_REALTIME_SERVER, WaitKind.NO_TARGET),
     *(WaitKind.DISK_FULL, WaitKind.DISK_NEARLY_FULL, WaitKind.TARGET_DISK_FULL, WaitKind.OUTCOMES_WAIT),
+    WaitKind.SEALS_NOT_TOLD,
     # What another server says for itself names the command.
     *(WaitKind.DRAIN_REFUSED, WaitKind.DRAINED_AWAY, WaitKind.RETRIES_REFUSED, WaitKind.RETRIES_AWAY),
 }

@@ -9,7 +9,7 @@ sweeps 4, 6, 10 and 18, and so on, until an hour lies between two of them.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -38,6 +38,7 @@ from delayd.log.hour import (
     REMOVED,
     SEALED,
     OutcomeRows,
+    Seal,
     SealFacts,
     SealMark,
     decode_hours,
@@ -163,6 +164,21 @@ class Retention:
             done(None)
         else:
             self._executor.submit(self._seals.last_hour, read)
+
+    def seals_since(self, number: int, done: Callable[[Sequence[Seal]], None]) -> None:
+        """Call back with the durable seals from a number on; with none while the seal log can't be read."""
+
+        def read(found: Done[list[Seal]]) -> None:
+            try:
+                done(found.result())
+            except DataError as error:
+                log.warning("seals_unreadable reason=%r", str(error))
+                done(())
+
+        if self._seals is None:
+            done(())
+        else:
+            self._executor.submit(partial(self._seals.since, number), read, Priority.SPARE)
 
     def seal_end(self) -> SealMark | None:
         """Up to where the seal log is durable; None while it is damaged. For the thread that seals."""

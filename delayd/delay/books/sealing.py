@@ -101,12 +101,16 @@ class SealLog:
 
     def last_hour(self) -> int:
         """The latest hour that has a seal, in the whole log; -1 without any. Reads all of it."""
-        hours = [-1]
+        return max((seal.facts.hour for seal in self.since(0)), default=-1)
+
+    def since(self, number: int) -> list[Seal]:
+        """The durable seals from a number on. Reads the whole log. Raises DamagedData when it does not check."""
+        found: list[Seal] = []
         for group in self._log.scan(self._log.start, self._log.durable):
             for _, batch in group.batches():
                 if batch.kind == BatchKind.SEAL:
-                    hours.extend(seal.facts.hour for seal in decode_seals(batch))
-        return max(hours)
+                    found += [seal for seal in decode_seals(batch) if seal.number >= number]
+        return found
 
     def look(self) -> DamagedData | None:
         """Check the log's files; return the damage if someone has changed them."""
