@@ -11,13 +11,15 @@ SOURCES := $(wildcard delayd realtime meta cli spark bench examples tests pyspar
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-parallel test-apart long pythons bench lint clean
+.PHONY: help demo test test-parallel test-apart long pythons kernel asan bench lint clean
 
 help:
 	@echo "make demo    schedule 20,000 messages, kill the delay server in the middle, show that none is lost"
 	@echo "make test    all tests"
 	@echo "make long    the simulation with 1,500 seeds; minutes"
 	@echo "make pythons unit, property and crash tests on each Python of this machine that delayd is for"
+	@echo "make kernel  build the compiled pieces into $(VENV): the same bytes for less processor time"
+	@echo "make asan    run the tests of the compiled pieces under sanitizers"
 	@echo "make bench   measure, with Redis beside it; five minutes, one JSON line a result"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make clean   remove what builds and tools left; the environment in $(VENV) stays"
@@ -44,6 +46,16 @@ long: $(STAMP)
 
 pythons:
 	.ci/pythons
+
+# Tests compare both forms of each piece, and build the compiled one for themselves.
+kernel: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check ./kernel
+
+# Python itself is built without them, so they are put before it, and its own allocator is left out.
+asan: $(STAMP)
+	CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=undefined" PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+		$(BIN)/python -m pytest -p no:cacheprovider tests/unit/test_kernel.py
 
 bench: $(STAMP)
 	$(BIN)/python -m bench

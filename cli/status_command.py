@@ -27,6 +27,7 @@ from delayd.client.asking import ask
 from delayd.client.asking.ask import GROUPS, groups_at, groups_head
 from delayd.config import parse_address
 from delayd.errors import DelaydError
+from delayd.kernel import TWINS
 from delayd.machine.operating import Wait, WaitKind, counted
 from delayd.net.connection import Connection
 from delayd.wire.consuming import GroupInfo
@@ -320,6 +321,8 @@ def _backlog_text(seen: AskedServer) -> str:
         told.append(f"{size_text(kept)} kept{_for_whom(seen)}")
     if (free := seen.told("free_bytes")) is not None:
         told.append(f"{size_text(free)} free")
+    if isinstance(kernel := seen.status.get("kernel"), str) and kernel != TWINS:
+        told.append(f"kernel {kernel}")
     return ", ".join(told)
 
 
@@ -352,6 +355,7 @@ def _write_json(
             "epoch": seen.status.get("epoch"),
             "pid": seen.status.get("pid"),
             "started_at_ms": seen.status.get("started_at_ms"),
+            "kernel": seen.status.get("kernel"),
             "clock_ahead_ms": seen.clock_ahead_ms,
             "clock_confirmed": seen.status.get("clock_confirmed"),
             "counters": seen.status.get("counters", {}),

@@ -160,7 +160,7 @@ class Batch:
     @property
     def subject_table(self) -> bytes:
         """The bytes of the subject table, ends and names: equal tables name equal subjects."""
-        return bytes(self.buffer[self.heap_offset : self.heap_offset + self._subject_table_bytes()])
+        return bytes(self.buffer[self.heap_offset : self.heap_offset + self.subject_bytes])
 
     def subjects(self) -> list[bytes]:
         """Decode the subject table."""
@@ -204,7 +204,7 @@ class Batch:
         """Where the first item of the region begins, or would begin if the batch had the region: behind the last item
         of the region before it.
         """
-        begin = self._subject_table_bytes()
+        begin = self.subject_bytes
         for other in self.layout.regions:
             if other >= column:
                 break
@@ -237,7 +237,9 @@ class Batch:
         if crc32c(self.subject_table) != known:
             raise BatchMalformed("the checksum of its subject table differs")
 
-    def _subject_table_bytes(self) -> int:
+    @property
+    def subject_bytes(self) -> int:
+        """The bytes of the subject table, behind which the first region begins."""
         if not self.subject_count:
             return 0
         ends_bytes = 4 * self.subject_count
@@ -324,10 +326,10 @@ def read_directory(entries: bytes, count: int, low: int, high: int) -> Layout:
 
 _ONE_DUE = struct.Struct("<HHIHHI qI4x")  # Directory and columns of one row.
 _HEADER_CHECKED = struct.Struct(HEADER.format[:-1])  # The header without its own checksum.
-_PRODUCER_PART = PARTS[BatchKind.PRODUCER][0]
-_DISPATCH_PART = PARTS[BatchKind.DISPATCH][0]
+PRODUCER_PART = PARTS[BatchKind.PRODUCER][0]
+DISPATCH_PART = PARTS[BatchKind.DISPATCH][0]
 _BARE_COLUMNS = struct.Struct("<qQI4xQ")
-BARE_COLUMNS_AT = HEADER_BYTES + _DISPATCH_PART.size + 4 * DIRECTORY_ENTRY.size
+BARE_COLUMNS_AT = HEADER_BYTES + DISPATCH_PART.size + 4 * DIRECTORY_ENTRY.size
 # The directory of a DISPATCH batch of one row with a hash and without headers: all such batches share it.
 BARE_DIRECTORY = struct.pack(
     "<HHIHHIHHIHHI",
@@ -363,7 +365,14 @@ def encode_pieces(
 ) -> tuple[bytes, bytes]:
     """`encode` in two pieces, header and columns, and the heap, so that the heap is not copied once more."""
     kind_part = PARTS[kind][0].pack(*part) if part is not None else b""
-    offset = HEADER_BYTES + len(kind_part) + DIRECTORY_ENTRY.size * len(columns)
+    return with_front(
+        kind, kind_part, count, encode_columns(HEADER_BYTES + len(kind_part), columns), b"".join(heap), subject_count
+    )
+
+
+def encode_columns(begin: int, columns: Sequence[tuple[ColumnId, ColumnArray]]) -> bytes:
+    """The directory and the columns of a batch, which stand in it from ``begin`` on."""
+    offset = begin + DIRECTORY_ENTRY.size * len(columns)
     directory: list[int] = []
     pieces: list[Buffer] = [b""]
     for column, values in columns:
@@ -376,15 +385,29 @@ def encode_pieces(
             pieces.append(PADS[-size & 7])
         offset += (size + 7) & ~7
     pieces[0] = struct.pack(DIRECTORY_FORMATS[len(columns)], *directory)
-    columns_bytes = b"".join(pieces)
-    heap_bytes = b"".join(heap)
-    if len(heap_bytes) & 7:
-        raise BatchMalformed(f"a heap of {len(heap_bytes)} bytes is not a multiple of 8")
-    if offset + len(heap_bytes) > BYTES_MAX or not 0 < count <= ROWS_MAX:
-        raise BatchMalformed(f"{count} rows in {offset + len(heap_bytes)} bytes are over the limit of a batch")
+    return b"".join(pieces)
+
+
+def with_front(
+    kind: BatchKind, kind_part: bytes, count: int, columns: bytes, heap: bytes, subject_count: int
+) -> tuple[bytes, bytes]:
+    """A batch of encoded columns in two pieces, of which the second one is the heap.
+
+    Raises:
+        BatchMalformed: it is over a limit of batches.
+    """
+    size = HEADER_BYTES + len(kind_part) + len(columns) + len(heap)
+    if len(heap) & 7:
+        raise BatchMalformed(f"a heap of {len(heap)} bytes is not a multiple of 8")
+    if size > BYTES_MAX or not 0 < count <= ROWS_MAX:
+        raise BatchMalformed(f"{count} rows in {size} bytes are over the limit of a batch")
     if kind is BatchKind.SCHEDULE:
-        kind_part = kind_part[:-4] + crc32c(_table_of(heap_bytes, subject_count)).to_bytes(4, "little")
-    return _front(kind, kind_part, count, len(columns), columns_bytes, heap_bytes, subject_count), heap_bytes
+        kind_part = kind_part[:-4] + crc32c(_table_of(heap, subject_count)).to_bytes(4, "little")
+    column_count = 0
+    # The first column begins behind the directory, which has eight bytes for each column.
+    if columns:
+        column_count = (int.from_bytes(columns[4:8], "little") - HEADER_BYTES - len(kind_part)) >> 3
+    return _front(kind, kind_part, count, column_count, columns, heap, subject_count), heap
 
 
 def encode_column(kind: BatchKind, column: ColumnId, packed: bytes, count: int) -> bytes:
@@ -397,7 +420,7 @@ def encode_column(kind: BatchKind, column: ColumnId, packed: bytes, count: int) 
 
 def encode_single(part: ProducerPart, deliver_at_ms: int, subject: bytes, body: bytes) -> bytes:
     """`encode` a PRODUCER batch of one row without headers, at a fifth of the cost: a lone send is common."""
-    kind_part = _PRODUCER_PART.pack(*part)
+    kind_part = PRODUCER_PART.pack(*part)
     table = one_subject_table(subject)
     begin = HEADER_BYTES + len(kind_part)
     places = (ColumnId.DELIVER_AT_MS, 8, begin + 16, ColumnId.BODY_END, 4, begin + 24)
@@ -420,7 +443,7 @@ def encode_bare(part: DispatchPart, row: tuple[int, int, int], subject: bytes, b
     table = one_subject_table(subject)
     heap = b"".join((table, body))
     columns = BARE_DIRECTORY + _BARE_COLUMNS.pack(due, sequence, len(table) + length, content_hash)
-    kind_part = _DISPATCH_PART.pack(*part)
+    kind_part = DISPATCH_PART.pack(*part)
     checked = _HEADER_CHECKED.pack(
         *(MAGIC, VERSION, BatchKind.DISPATCH, 0, BARE_HEAP_AT + len(heap), 1, BARE_HEAP_AT),
         *(4, len(kind_part), 1, crc32c(columns), crc32c(heap)),

@@ -208,6 +208,17 @@ def compose(
         others: more columns. Without CONTENT_HASH among them the hashes are those that the rows' sources state, and
             where a source states none they are made from the bytes.
     """
+    columns, heap, hashes = columns_of(gathered, sequences, subjects, others)
+    return Composed(*encode_pieces(kind, part, len(sequences), columns, (heap,), len(subjects)), hashes)
+
+
+def columns_of(
+    gathered: Gathered,
+    sequences: NDArray[np.uint64],
+    subjects: Sequence[bytes],
+    others: Mapping[ColumnId, ColumnArray] = NO_COLUMNS,
+) -> tuple[list[tuple[ColumnId, ColumnArray]], bytes, NDArray[np.uint64]]:
+    """The columns and the heap of a batch of gathered rows, and the rows' hashes; see `compose`."""
     table = one_subject_table(subjects[0]) if len(subjects) == 1 else encode_subject_table(subjects)
     pieces: list[Buffer] = [table]
     columns: list[tuple[ColumnId, ColumnArray]] = [(_DUE, gathered.deliver_at_ms), (_SEQUENCE, sequences)]
@@ -225,7 +236,7 @@ def compose(
     if others or gathered.kept:
         columns += (*others.items(), *gathered.kept.items())
         columns.sort(key=itemgetter(0))
-    return Composed(*encode_pieces(kind, part, len(sequences), columns, (heap,), len(subjects)), hashes)
+    return columns, heap, hashes
 
 
 def compose_new(

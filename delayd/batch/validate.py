@@ -50,6 +50,7 @@ from delayd.errors import (
     MessageTooLarge,
 )
 from delayd.hours import INSTANT_MS_MAX
+from delayd.kernel import choose
 
 ROWS_NAMED_MAX = 1_000  # An answer names at most this many rows at fault.
 OUTCOME_PART_BYTES = 64
@@ -94,10 +95,11 @@ def check_batch(batch: Batch) -> None:
     by_key = regions == _KEYS_ALONE
     if not regions:
         _check_parts(batch, heap_bytes)
-    elif batch.count <= FEW_ROWS:
-        _check_few_rows(batch, begin, heap_bytes)
-    else:
-        _check_rows(batch, begin, heap_bytes)
+    elif not _items_fit(batch, HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX):
+        if batch.count <= FEW_ROWS:
+            _check_few_rows(batch, begin, heap_bytes)
+        else:
+            _check_rows(batch, begin, heap_bytes)
     if len(regions) > 1 or by_key:
         if ColumnId.KEY_END in batch.offsets:
             _check_keys(batch)
@@ -269,9 +271,7 @@ def _bad_subject(batch: Batch, index: int, reason: str) -> BadSubject:
 
 
 def _check_few_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
-    """Do the same as `_check_rows`, without the fixed cost of numpy calls, for the batches of single sends."""
-    if heap_bytes <= _shortest_limit(batch.layout.regions) and _fit_well(batch, begin, heap_bytes):
-        return
+    """Do the same as `_check_rows`, without the fixed cost of numpy calls."""
     start, size, too_large = begin, [0] * batch.count, set[int]()
     for column in batch.layout.regions:
         most = _ITEM_BYTES_MAX.get(column, MESSAGE_BYTES_MAX)
@@ -292,14 +292,18 @@ def _check_few_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
         raise _too_large(np.array(sorted(too_large), np.int64))
 
 
-@lru_cache(maxsize=256)
-def _shortest_limit(regions: tuple[ColumnId, ...]) -> int:
-    return min([_ITEM_BYTES_MAX[column] for column in regions])
+def items_fit(batch: Batch, headers_bytes_max: int, message_bytes_max: int) -> bool:
+    """Whether all items of a batch are certainly valid; the twin of a compiled piece.
 
-
-def _fit_well(batch: Batch, begin: int, heap_bytes: int) -> bool:
-    """Whether all items are certainly valid, in a heap that is too small for any of them to be too large."""
-    buffer, heap_offset, offsets, start = batch.buffer, batch.heap_offset, batch.offsets, begin
+    A batch of which this can't be said so cheaply is looked at again, and that tells what is wrong, if anything is.
+    """
+    buffer, heap_offset, offsets = batch.buffer, batch.heap_offset, batch.offsets
+    heap_bytes = batch.total_bytes - heap_offset
+    # For many rows numpy is faster, and in a heap below all limits no item can be too large.
+    most = headers_bytes_max if ColumnId.HEADERS_END in offsets else message_bytes_max
+    if batch.count > FEW_ROWS or heap_bytes > most:
+        return False
+    start = batch.subject_bytes
     for column in batch.layout.regions:
         for end in struct.unpack_from(f"<{batch.count}I", buffer, offsets[column]):
             if end < start:
@@ -312,6 +316,9 @@ def _fit_well(batch: Batch, begin: int, heap_bytes: int) -> bool:
                 start = end
     # Each item begins behind the one before it, so the last end is the highest.
     return start == heap_bytes
+
+
+_items_fit = choose("items_fit", items_fit)
 
 
 def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:

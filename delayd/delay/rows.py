@@ -33,6 +33,7 @@ from delayd.batch.gather import CARRIED, ROW_COLUMNS_BYTES, SPARSE_COLUMN_BYTES,
 from delayd.batch.sequences import OFFSET_BITS, ROW_BITS, Sequences, SequenceSet, pack_locations
 from delayd.delay.subjects import Subjects
 from delayd.hours import HOUR_MS
+from delayd.kernel import choose
 from delayd.log.group import CommitGroup
 
 ROW = np.dtype(
@@ -230,19 +231,18 @@ def tabulate(stored: Sequence[Stored], regions: Sequence[ColumnId] = CARRIED) ->
     return Tabulated(deliver_at_ms, sequences, batch_of, row_of, items)
 
 
-def subjects_of(stored: Sequence[Stored], table: Tabulated, subjects: Subjects) -> NDArray[np.uint32]:
-    """The server's number of each row's subject: u32[n]."""
-    per_batch = [subjects.of_batch(entry.batch) for entry in stored]
+def subjects_of(stored: Sequence[Stored], per_batch: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32]:
+    """The server's number of each row's subject, u32[n], by the numbers of each batch's subject table."""
     counts = [entry.batch.count for entry in stored]
-    if any(ColumnId.SUBJECT in entry.batch for entry in stored):
+    if any(ColumnId.SUBJECT in entry.batch.offsets for entry in stored):
         columns = [
             numbers.take(entry.batch.uint32s(ColumnId.SUBJECT))
-            if ColumnId.SUBJECT in entry.batch
+            if ColumnId.SUBJECT in entry.batch.offsets
             else np.full(entry.batch.count, numbers[0])
             for entry, numbers in zip(stored, per_batch, strict=True)
         ]
         return np.concatenate(columns)
-    return np.repeat(np.fromiter((numbers[0] for numbers in per_batch), np.uint32, len(counts)), counts)
+    return np.repeat(np.array([numbers[0] for numbers in per_batch], np.uint32), counts)
 
 
 def rows_of(
@@ -277,28 +277,36 @@ def rows_of(
 
 def message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_ms: int) -> Rows:
     """Make the pending rows of batches that one group of the message log holds, filed by rule P5."""
-    if sum([entry.batch.count for entry in stored]) <= FEW_ROWS:
-        return _few_message_rows(stored, subjects, appended_at_ms)
-    return _message_rows(stored, subjects, tabulate(stored), appended_at_ms)
+    numbers = [subjects.of_batch(entry.batch) for entry in stored]
+    return np.frombuffer(_pack_rows(stored, numbers, appended_at_ms), ROW)
 
 
 def replayed_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_ms: Sequence[int]) -> Rows:
     """Make the pending rows of batches of several groups; ``appended_at_ms`` is that of each batch's group."""
     table = tabulate(stored)
-    return _message_rows(stored, subjects, table, np.array(appended_at_ms, np.int64).take(table.batch_of))
+    instants = np.array(appended_at_ms, np.int64).take(table.batch_of)
+    return _message_rows(stored, numbers_of(stored, subjects), table, instants)
 
 
-def _message_rows(stored: Sequence[Stored], subjects: Subjects, table: Tabulated, appended_at_ms: int | Int64s) -> Rows:
+def numbers_of(stored: Sequence[Stored], subjects: Subjects) -> list[NDArray[np.uint32]]:
+    """The server's numbers of the subjects in each batch's table."""
+    return [subjects.of_batch(entry.batch) for entry in stored]
+
+
+def _message_rows(
+    stored: Sequence[Stored], numbers: Sequence[NDArray[np.uint32]], table: Tabulated, appended_at_ms: int | Int64s
+) -> Rows:
     hours = filing_hours(table.deliver_at_ms, appended_at_ms)
-    return rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=False)
+    return rows_of(stored, table, subjects_of(stored, numbers), hours, in_schedule_log=False)
 
 
-def _few_message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_ms: int) -> Rows:
-    """Do the same as the rest of `message_rows`, without the fixed cost of numpy calls: most groups are a few single
-    messages.
-    """
+def pack_rows(stored: Sequence[Stored], numbers: Sequence[NDArray[np.uint32]], appended_at_ms: int) -> Rows | bytearray:
+    """The bytes of `message_rows`, by the numbers of each batch's subjects; the twin of a compiled piece."""
+    if sum([entry.batch.count for entry in stored]) > FEW_ROWS:
+        return _message_rows(stored, numbers, tabulate(stored), appended_at_ms)
+    # Most groups are a few single messages, for which numpy calls would have a fixed cost above all else.
     packed = bytearray()
-    for offset, base_sequence, batch in stored:
+    for (offset, base_sequence, batch), subject_numbers in zip(stored, numbers, strict=True):
         count, buffer, offsets = batch.count, batch.buffer, batch.offsets
         lengths = [ROW_COLUMNS_BYTES] * count
         for column in batch.layout.regions:
@@ -314,7 +322,7 @@ def _few_message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_
                 for row, value in enumerate(struct.unpack_from(f"<{count}Q", buffer, offsets[sparse])):
                     if value:
                         lengths[row] += SPARSE_COLUMN_BYTES
-        numbers = subjects.of_batch(batch).tolist()
+        named = subject_numbers.tolist()
         subject_of: Sequence[int] = [0] * count
         if ColumnId.SUBJECT in offsets:
             subject_of = struct.unpack_from(f"<{count}I", buffer, offsets[ColumnId.SUBJECT])
@@ -324,9 +332,12 @@ def _few_message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_
             due_ms = due - hour * HOUR_MS
             if due_ms < -COARSE_FROM_MS:
                 due_ms = encode_due(due_ms)
-            subject = numbers[subject_of[row]]
+            subject = named[subject_of[row]]
             packed += ONE_ROW.pack(due_ms, lengths[row], subject, hour, base_sequence + row, location | row)
-    return np.frombuffer(packed, ROW)
+    return packed
+
+
+_pack_rows = choose("message_rows", pack_rows)
 
 
 def _joined(batches: Sequence[Batch], column: ColumnId, width: int) -> bytes:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
+from delayd import kernel
 from delayd.errors import BadArgument, BadRequest
 from delayd.machine.operating import Wait, WaitKind, counted
 from delayd.wire.frame import Head, HeadValue
@@ -74,6 +75,7 @@ def status_head(
         "counters": dict(counters),
         "waits": waits_head(waits),
         "refuses": waits_head(refuses),
+        "kernel": kernel.state,
     }
 
 

@@ -121,12 +121,12 @@ def test_the_single_rows_of_a_frame_become_the_batches_that_each_alone_would_bec
     assert [*singles] == [at for at, (source, *_) in enumerate(drawn) if source != 1]
     for at, single in singles.items():
         part = DispatchPart(1, 2, at, 4, 5, 6, 7)
-        gathered, name = collect(parts[at], Sources()), SUBJECTS[subject_of[at]]
-        pieces, hashes = encode_dispatch(part, parts[at], gathered, name)
+        found, name = collect(parts[at], Sources()), SUBJECTS[subject_of[at]]
+        pieces, deliver_at_ms, hashes = encode_dispatch(part, parts[at], found, name)
         assert encode_bare(part, single.row, single.subject, single.body, single.length) == b"".join(pieces)
         assert single.hashes.dtype == hashes.dtype and single.hashes.tolist() == hashes.tolist()
-        assert single.deliver_at_ms.dtype == gathered.deliver_at_ms.dtype
-        assert single.deliver_at_ms.tolist() == gathered.deliver_at_ms.tolist()
+        assert single.deliver_at_ms.dtype == deliver_at_ms.dtype
+        assert single.deliver_at_ms.tolist() == deliver_at_ms.tolist()
 
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.booleans()), min_size=1, max_size=2 * FEW_ITEMS), st.data())

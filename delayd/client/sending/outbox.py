@@ -57,8 +57,25 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch.batch import PADS, encode_pieces, encode_single, encode_subject_table, one_subject_table
-from delayd.batch.columns import REGIONS, BatchKind, Buffer, ColumnArray, ColumnId, Int64s, ProducerPart
+from delayd.batch.batch import (
+    PADS,
+    PRODUCER_PART,
+    encode_columns,
+    encode_single,
+    encode_subject_table,
+    one_subject_table,
+    with_front,
+)
+from delayd.batch.columns import (
+    DTYPES,
+    HEADER_BYTES,
+    BatchKind,
+    Buffer,
+    ColumnArray,
+    ColumnId,
+    Int64s,
+    ProducerPart,
+)
 from delayd.client.instants import ServerClock
 from delayd.client.limits import lengths_of
 from delayd.client.sending.batch_sender import (
@@ -82,6 +99,7 @@ from delayd.client.sending.receipts import (
 )
 from delayd.client.sending.send_options import NO_LABEL, Columns, Labels, SendItems, Single, joined
 from delayd.errors import DelaydError, OutcomeUnknown, QueueFull
+from delayd.kernel import choose
 
 
 class SendSlots:
@@ -150,16 +168,36 @@ def pack_rows(
         regions: bodies, and what else a row has.
     """
     table = one_subject_table(subjects[0]) if len(subjects) == 1 else encode_subject_table(subjects)
-    ordered = list(columns.items())
-    heap: list[Buffer] = [table]
-    begin = len(table)
-    for column in REGIONS:
-        if column in regions:
-            ends, begin = _lay_out(*regions[column], begin, heap)
-            ordered.append((column, ends))
+    ordered: list[tuple[ColumnId, ColumnArray | SendItems]] = [*regions.items()]
+    for column, values in columns.items():
+        dtype = DTYPES[column]
+        ordered.append((column, values if values.dtype == dtype else values.astype(dtype)))
     ordered.sort(key=itemgetter(0))
     count = len(columns[ColumnId.DELIVER_AT_MS])
-    return encode_pieces(BatchKind.PRODUCER, part, count, ordered, heap, len(subjects))
+    kind_part = PRODUCER_PART.pack(*part)
+    packed, heap = _pack_columns(HEADER_BYTES + len(kind_part), table, ordered)
+    return with_front(BatchKind.PRODUCER, kind_part, count, packed, heap, len(subjects))
+
+
+def pack_columns(
+    begin: int, table: bytes, columns: Sequence[tuple[ColumnId, ColumnArray | SendItems]]
+) -> tuple[bytes, bytes]:
+    """The directory and the columns of a batch, which stand in it from ``begin`` on, and its heap, which begins with
+    the subject table; the twin of a compiled piece.
+    """
+    heap: list[Buffer] = [table]
+    end = len(table)
+    arrays: list[tuple[ColumnId, ColumnArray]] = []
+    for column, values in columns:
+        if isinstance(values, SendItems):
+            ends, end = _lay_out(*values, end, heap)
+            arrays.append((column, ends))
+        else:
+            arrays.append((column, values))
+    return encode_columns(begin, arrays), b"".join(heap)
+
+
+_pack_columns = choose("pack_columns", pack_columns)
 
 
 def split_rows(sizes: Int64s) -> list[tuple[range, int]]:

@@ -18,7 +18,7 @@ from delayd.batch.columns import DTYPES, KIND_COLUMNS, BatchKind, ColumnArray, C
 from delayd.batch.content import HASHED_REGIONS, NOT_STATED, Region
 from delayd.batch.gather import ROW_COLUMNS_BYTES, GatheredItems
 from delayd.batch.sequences import among
-from delayd.delay.rows import Stored, filing_hours, stored_batches, subjects_of, tabulate
+from delayd.delay.rows import Stored, filing_hours, numbers_of, stored_batches, subjects_of, tabulate
 from delayd.delay.subjects import Subjects
 from delayd.errors import DamagedData
 from delayd.hours import HOUR_MS
@@ -219,7 +219,7 @@ class LogRange:
         self.deliver_at_ms[rows] = table.deliver_at_ms
         self.sequences[rows] = table.sequences
         self.hours[rows] = filing_hours(table.deliver_at_ms, accepted_at_ms)
-        self.subject_of[rows] = subjects_of(stored, table, self._subjects)
+        self.subject_of[rows] = subjects_of(stored, numbers_of(stored, self._subjects))
         for column, (starts, lengths) in table.regions.items():
             if column not in self._places:
                 count = len(self.sequences)

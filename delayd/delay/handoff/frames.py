@@ -7,13 +7,26 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch.batch import Batch
-from delayd.batch.columns import FEW_ROWS, BatchKind, Buffer, ColumnId, DispatchPart, Int64s
+from delayd.batch.batch import DISPATCH_PART, Batch, encode_columns, with_front
+from delayd.batch.columns import FEW_ROWS, HEADER_BYTES, BatchKind, Buffer, ColumnId, DispatchPart, Int64s
 from delayd.batch.content import NOT_STATED, hash_bares
-from delayd.batch.gather import BESIDE_BARE, DUE, U64, Gathered, Pick, compose, gather, gather_singles, item_of, reorder
+from delayd.batch.gather import (
+    BESIDE_BARE,
+    DUE,
+    U64,
+    Gathered,
+    Pick,
+    columns_of,
+    compose,
+    gather,
+    gather_singles,
+    item_of,
+    reorder,
+)
 from delayd.batch.sequences import ROW_BITS, ROW_MASK
 from delayd.delay.rows import NO_ROWS, Rows
 from delayd.errors import DamagedData, Shortage
+from delayd.kernel import choose
 
 PICK_ROWS = 8  # A pick costs as much as this many rows copied one by one: numpy calls against plain integers.
 SINGLE_BYTES_MAX = 4_096  # Longer rows cost by their bytes, and nothing is saved by looking at them together.
@@ -64,24 +77,34 @@ def split_by_source(rows: Rows) -> list[Rows]:
     return np.split(rows.take(order), np.flatnonzero(batches[1:] != batches[:-1]) + 1)
 
 
-def collect(rows: Rows, sources: Batches) -> Gathered:
-    """Copy the items of rows of one hour, in their order.
+class Few(NamedTuple):
+    """A few rows that are copied when their batch is made: the verified batch of each."""
+
+    batches: list[Batch]
+
+
+def collect(rows: Rows, sources: Batches) -> Gathered | Few:
+    """Copy the items of rows of one hour, in their order, or find them if they are few and none of them may expire.
 
     Raises:
         DamagedData: a batch that holds one of them does not check.
     """
     hour = int(rows["hour"][0])
     locations = rows["location"]
-    if len(rows) >= PICK_ROWS:
-        # Neighbours in a batch have neighbouring locations. Batch offsets are multiples of 8, so neighbours across two
-        # batches can't look like that.
-        breaks = np.flatnonzero(locations[1:] != locations[:-1] + np.uint64(1)) + 1
-        if len(rows) >= PICK_ROWS * (len(breaks) + 1):
-            return _collect_runs(hour, locations, [0, *breaks.tolist(), len(rows)], sources)
-    places = locations.tolist()
-    numbers = [place & ROW_MASK for place in places]
     if len(rows) <= FEW_ROWS:
-        return gather_singles([sources.batch(hour, place) for place in places], numbers)
+        places = locations.tolist()
+        batches = [sources.batch(hour, place) for place in places]
+        for batch in batches:
+            if ColumnId.EXPIRES_AT_MS in batch.offsets:
+                return gather_singles(batches, [place & ROW_MASK for place in places])
+            if not batch.verified:
+                batch.verify()
+        return Few(batches)
+    # Neighbours in a batch have neighbouring locations. Batch offsets are multiples of 8, so neighbours across two
+    # batches can't look like that.
+    breaks = np.flatnonzero(locations[1:] != locations[:-1] + np.uint64(1)) + 1
+    if len(rows) >= PICK_ROWS * (len(breaks) + 1):
+        return _collect_runs(hour, locations, [0, *breaks.tolist(), len(rows)], sources)
     order = np.argsort(locations)
     ordered = locations.take(order)
     changes = np.flatnonzero(ordered[1:] >> np.uint64(ROW_BITS) != ordered[:-1] >> np.uint64(ROW_BITS)) + 1
@@ -90,6 +113,7 @@ def collect(rows: Rows, sources: Batches) -> Gathered:
     # Rows are read batch by batch: if they are of more batches than the cache holds, the same batches would be read
     # again and again.
     found = dict(zip(order.tolist(), (sources.batch(hour, place) for place in ordered.tolist()), strict=True))
+    numbers = [place & ROW_MASK for place in locations.tolist()]
     return gather_singles([found[index] for index in range(len(rows))], numbers)
 
 
@@ -191,9 +215,39 @@ def collect_singles(parts: Sequence[Rows], sources: Batches, names: Sequence[byt
     }
 
 
-def encode_dispatch(
-    part: DispatchPart, rows: Rows, gathered: Gathered, subject: bytes
-) -> tuple[tuple[bytes, bytes], NDArray[np.uint64]]:
-    """Make the batch that is handed over, in two pieces: the pieces, and the rows' content hashes."""
-    front, heap, hashes = compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [subject])
-    return (front, heap), hashes
+class Dispatched(NamedTuple):
+    """A batch that is handed over, in two pieces, with the instants and the content hashes of its rows."""
+
+    pieces: tuple[bytes, bytes]
+    deliver_at_ms: Int64s
+    hashes: NDArray[np.uint64]
+
+
+def encode_dispatch(part: DispatchPart, rows: Rows, collected: Gathered | Few, subject: bytes) -> Dispatched:
+    """Make the batch that is handed over."""
+    if isinstance(collected, Gathered):
+        front, heap, made = compose(BatchKind.DISPATCH, part, collected, rows["sequence"], [subject])
+        return Dispatched((front, heap), collected.deliver_at_ms, made)
+    kind_part = DISPATCH_PART.pack(*part)
+    columns, heap, due, hashes = _pick_rows(HEADER_BYTES + len(kind_part), subject, rows, collected.batches)
+    pieces = with_front(BatchKind.DISPATCH, kind_part, len(rows), columns, heap, 1)
+    return Dispatched(pieces, np.frombuffer(due, np.int64), np.frombuffer(hashes, np.uint64))
+
+
+def pick_rows(
+    begin: int, subject: bytes, rows: Rows, batches: list[Batch]
+) -> tuple[bytes, bytes, Int64s | bytes, NDArray[np.uint64] | bytes]:
+    """The directory and the columns of a DISPATCH batch, which stand in it from ``begin`` on, its heap, and the
+    instants and content hashes of its rows; the twin of a compiled piece.
+    """
+    locations = rows["location"].tolist()
+    first, last = locations[0] & ROW_MASK, locations[-1] & ROW_MASK
+    if len(rows) >= PICK_ROWS and locations == list(range(locations[0], locations[0] + len(rows))):
+        gathered = gather([Pick(batches[0], range(first, last + 1))])
+    else:
+        gathered = gather_singles(batches, [place & ROW_MASK for place in locations])
+    columns, heap, hashes = columns_of(gathered, rows["sequence"], [subject])
+    return encode_columns(begin, columns), heap, gathered.deliver_at_ms, hashes
+
+
+_pick_rows = choose("pick_rows", pick_rows)

@@ -327,7 +327,7 @@ class Sender:
         hour, subject = int(rows["hour"][0]), self._names[int(rows["subject"][0])]
         assert subject, "the name of a row's subject is remembered for as long as the row is"
         try:
-            gathered = collect(rows, self._sources)
+            collected = collect(rows, self._sources)
         except DamagedData as error:
             pieces = split_by_source(rows)
             if len(pieces) > 1:
@@ -343,15 +343,15 @@ class Sender:
             self._paused_until_ms = self._clock.monotonic_ms() + FULL_AGAIN_MS
             self.waiting.give_back(rows)
             return []
-        if ColumnId.EXPIRES_AT_MS in gathered.kept and self._clock.confirmed:
-            rows, gathered = self._end_expired(rows, gathered, subject, claimed_at_ms)
+        if isinstance(collected, Gathered) and ColumnId.EXPIRES_AT_MS in collected.kept and self._clock.confirmed:
+            rows, collected = self._end_expired(rows, collected, subject, claimed_at_ms)
             if not len(rows):
                 return []
         part = self._next_part(claimed_at_ms, hour)
-        made, hashes = encode_dispatch(part, rows, gathered, subject)
+        made, deliver_at_ms, hashes = encode_dispatch(part, rows, collected, subject)
         batches += made
         size_bytes = sum(map(len, made))
-        sent = SentBatch(part.batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, size_bytes, hashes)
+        sent = SentBatch(part.batch_id, hour, rows, deliver_at_ms, claimed_at_ms, size_bytes, hashes)
         self.window.add(sent)
         return [sent]
 

@@ -40,6 +40,7 @@ from delayd.delay.rows import (
     copy_rows,
     hour_span,
     join_rows,
+    numbers_of,
     rows_of,
     subjects_of,
     tabulate,
@@ -227,7 +228,7 @@ def order_hour(
 def _rows_of(stored: list[Stored], hour: int, subjects: Subjects) -> Rows:
     table = tabulate(stored)
     hours = np.full(len(table.sequences), hour, np.uint32)
-    return rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=True)
+    return rows_of(stored, table, subjects_of(stored, numbers_of(stored, subjects)), hours, in_schedule_log=True)
 
 
 def _with_bodies(rows: Rows, stored: Sequence[Stored]) -> Rows:
