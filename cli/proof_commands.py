@@ -16,6 +16,7 @@ from delayd.errors import BadArgument
 from delayd.hours import hour_name
 from delayd.machine.disk import RealDisk
 from delayd.outcome import reason_name
+from delayd.reading.files.stored_groups import until_still
 from delayd.reading.proofs import (
     KEY_FILE,
     NO_KEY,
@@ -27,10 +28,19 @@ from delayd.reading.proofs import (
     open_signer,
     sign_head,
 )
-from delayd.reading.tlog import PROOF_LINE, Checkpoint, Key, NotProved, parse_checkpoint, parse_growth, parse_key
+from delayd.reading.tlog import (
+    PROOF_LINE,
+    Checkpoint,
+    Key,
+    LogProof,
+    NotProved,
+    parse_checkpoint,
+    parse_growth,
+    parse_key,
+)
 from delayd.reading.tlog import parse_proof as parse_log_proof
 
-from .hour_commands import all_damage_named
+from .hour_commands import HourSteps, all_damage_named
 from .listing import progress
 from .main import NOT_BALANCED, OK
 from .shared_options import Command, data_option
@@ -93,6 +103,12 @@ def tree_head(
     $ delayd tree-head --add answer.txt --witness w1+8f3fa973+BCmsuuFBvMrwsi4alNNNC8c2HlJtC/4SyJeUvJMilm3X
     """
     with all_damage_named(data), progress("hours", None) as advance:
+
+        def made() -> HourLog:
+            log = HourLog(RealDisk(), data)
+            log.make_trees(HourSteps(advance))
+            return log
+
         log = HourLog(RealDisk(), data)
         signer = open_signer(key_file or os.path.join(data, KEY_FILE), origin or f"delayd/{log.log_id:016x}")
         if origin is not None and signer.name != origin:
@@ -102,9 +118,9 @@ def tree_head(
             return OK
         if add is not None:
             return _show(lambda: add_cosignatures(log, add.read(), witnesses).text)
-        log.make_trees(advance)
 
         def signed() -> str:
+            log = until_still(data, made)
             checkpoint = sign_head(log, signer)
             return checkpoint.text if since is None else growth_since(log, checkpoint, since).text
 
@@ -125,10 +141,15 @@ def prove(receipt: str, data: str) -> int:
     """
     wanted = Receipt.of_token(receipt)
     with all_damage_named(data):
-        log = HourLog(RealDisk(), data)
-        if log.log_id != wanted.log_id:
-            raise BadArgument(f"the receipt is of delay server {wanted.log_id:016x}, and {data} of {log.log_id:016x}")
-        proof = log.prove(wanted.sequence, max(wanted.deliver_at_ms, wanted.accepted_at_ms))
+
+        def made() -> LogProof:
+            log = HourLog(RealDisk(), data)
+            if log.log_id != wanted.log_id:
+                ids = f"{wanted.log_id:016x}, and {data} of {log.log_id:016x}"
+                raise BadArgument(f"the receipt is of delay server {ids}")
+            return log.prove(wanted.sequence, max(wanted.deliver_at_ms, wanted.accepted_at_ms))
+
+        proof = until_still(data, made)
     click.echo(proof.text, nl=False)
     return OK
 

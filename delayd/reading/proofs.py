@@ -21,6 +21,7 @@ import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ from delayd.outcome import Outcome
 from delayd.reading.files.directory import Directory, Role, find_directories, take_snapshot
 from delayd.reading.files.origins import collect_hour, in_order, read_outcomes
 from delayd.reading.files.row_arrays import RowCollector, ScheduleRows, Sorter, rows_of_part
-from delayd.reading.files.stored_groups import LogMoved, TornTail
+from delayd.reading.files.stored_groups import TornTail
 from delayd.reading.seals import SealBook
 from delayd.reading.tlog import (
     HASH_BYTES,
@@ -155,10 +156,14 @@ class HourLog:
         self._directory = _delay_in(disk, data)
         self._snapshot = take_snapshot(disk, self._directory)
         self._book = SealBook(disk, self._snapshot)
-        self.seals = self._book.seals
+        # A seal that is newer than the table has no entry yet: nobody can tell whether its rows are there.
+        self.seals = list(takewhile(self._is_told, self._book.seals))
         for report in self._book.reports():
             if report.differs:
                 raise DamagedData(f"{self._directory.path}/seal", 0, f"hour {hour_name(report.hour)}: {report.differs}")
+
+    def _is_told(self, seal: Seal) -> bool:
+        return self._book.has_standing(seal.facts.hour) or self._book.is_deleted(seal.facts.hour)
 
     @property
     def log_id(self) -> int:
@@ -173,6 +178,7 @@ class HourLog:
         """Write the tree of each hour that has rows and no tree yet; each is durable on return.
 
         Raises:
+            LogMoved: retention has removed an hour meanwhile; read the log anew.
             DamagedData: the rows of an hour are not those under its seal.
             DiskFull, NotWritable: a tree was not written.
         """
@@ -218,6 +224,7 @@ class HourLog:
         """The proof of one message; ``filed_at_ms`` is an instant of its hour, the later of due and accepted.
 
         Raises:
+            LogMoved: retention has removed the hour meanwhile; read the log anew.
             BadArgument: the hour is not sealed, has no tree, is not in the checkpoint, or never had the message.
             DamagedData: the rows or the seals are not those that were signed.
         """
@@ -266,12 +273,9 @@ class HourLog:
 
     def _sides(self, hour: int, part: range | None, torn: list[TornTail]) -> "_Sides":
         """The rows of an hour, or those with some sequences, by both of its logs."""
-        disk, sorter, keys = self._disk, Sorter(), _KeyedRows(part, self._snapshot.counted(hour) if part is None else 0)
-        try:
-            outcomes = read_outcomes(disk, self._directory, hour, None, torn, part=part)
-            collect_hour(disk, self._snapshot, hour, keys)
-        except LogMoved as moved:
-            raise DamagedData(schedule_path(self._directory.path, hour), 0, str(moved)) from moved
+        sorter, keys = Sorter(), _KeyedRows(part, self._snapshot.counted(hour) if part is None else 0)
+        outcomes = read_outcomes(self._disk, self._directory, hour, None, torn, part=part)
+        collect_hour(self._disk, self._snapshot, hour, keys)
         return _Sides(in_order(keys.rows(), sorter), sorter.outcomes(outcomes), keys)
 
 

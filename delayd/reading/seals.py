@@ -114,11 +114,18 @@ class SealBook:
         return [hour for hour in self._of_hour if self.has_standing(hour)]
 
     def deleted(self) -> Iterator[Seal]:
-        return (seal for seal in self._seals if self._is_deleted(seal.facts.hour))
+        return (seal for seal in self._seals if self.is_deleted(seal.facts.hour))
 
     def has_standing(self, hour: int) -> bool:
         """Whether an hour has a seal and rows to compare with it."""
-        return hour in self._of_hour and self._snapshot.is_closed(hour) and not self._is_deleted(hour)
+        return hour in self._of_hour and self._snapshot.is_closed(hour) and not self.is_deleted(hour)
+
+    def is_deleted(self, hour: int) -> bool:
+        """Whether retention has removed an hour that has a seal."""
+        filed = self._snapshot.hours.get(hour)
+        if filed is not None and not filed.removed:
+            return False
+        return not self._disk.exists(schedule_path(self._snapshot.directory.path, hour))
 
     def check(self, hour: int) -> "SealCheck":
         """What compares the rows of a standing hour, maybe in parts, with its seal; its result is for `note`."""
@@ -142,7 +149,7 @@ class SealBook:
             elif hour in self._verified:
                 yield SealReport(log_id, hour, seal, SealState.VERIFIED)
             else:
-                deleted = self._is_deleted(hour)
+                deleted = self.is_deleted(hour)
                 yield SealReport(log_id, hour, seal, SealState.DELETED if deleted else SealState.UNREAD)
         for hour, filed in sorted(self._snapshot.hours.items()):
             if filed.sealed and hour not in self._of_hour:
@@ -163,12 +170,6 @@ class SealBook:
                 faults.append(f"the hour has seal {self._of_hour[seal.facts.hour]} already")
             self._of_hour.setdefault(seal.facts.hour, number)
             before = seal.sha256
-
-    def _is_deleted(self, hour: int) -> bool:
-        filed = self._snapshot.hours.get(hour)
-        if filed is not None and not filed.removed:
-            return False
-        return not self._disk.exists(schedule_path(self._snapshot.directory.path, hour))
 
 
 def verify_seals(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from delayd.errors import DiskFull, Shortage, SyncFailed
-from delayd.machine.disk import Buffer, File, RealDisk, create_whole
+from delayd.machine.disk import Buffer, File, RealDisk, create_whole, replace_whole
 
 
 @pytest.fixture
@@ -282,3 +282,13 @@ def test_rule_L10_a_file_that_no_descriptor_is_left_for_is_a_shortage_and_no_bug
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for file in held:
             file.close()
+
+
+def test_a_file_that_takes_the_place_of_another_is_whole_and_alone(folder_on_disk: Path) -> None:
+    path = folder_on_disk / "number"
+    for data in (b"1", b"22", b""):
+        replace_whole(str(path), data, 0o640)
+        assert (path.read_bytes(), path.stat().st_mode & 0o777) == (data, 0o640)
+    assert [each.name for each in folder_on_disk.iterdir()] == ["number"]
+    with pytest.raises(FileNotFoundError):
+        replace_whole(str(folder_on_disk / "none" / "number"), b"1", 0o640)

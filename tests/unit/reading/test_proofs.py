@@ -50,6 +50,8 @@ from tests.unit.witness import WITNESS_KEY, cosigned
 SIGNER = Signer("example.com/log", bytes(range(32)))
 KEY = SIGNER.key
 ROWS = 10
+GOLDEN = Path(__file__).parents[2] / "golden" / "proof_v1.tlog-proof"  # Committed, and never written again.
+TREE_SHA256 = "c04dbf4e06d52a36ffcfabb2279b9ab076f2a91e4d42449f9bc611c598e328f7"
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +205,21 @@ def test_the_rows_of_a_removed_hour_are_gone_and_its_entry_stays(books: Books) -
     check_message(prove(books, ROWS + 2), KEY)
 
 
+def test_a_seal_that_is_newer_than_the_table_has_no_entry_yet(books: Books) -> None:
+    books.sealed.remove(HOUR + 2)
+    crc, appended_at_ms, next_sequence = books.below
+    books.below = crc, START_MS + 2 * HOUR_MS + 1, next_sequence
+    books.publish()
+    old = head(books)
+    assert (old.size, len(hours(books).seals)) == (2, 2)
+    books.sealed.add(HOUR + 2)
+    books.below = crc, appended_at_ms, next_sequence
+    books.publish()
+    new = head(books)
+    assert new.size == 3
+    growth_since(hours(books), new, 2).check(old, KEY)
+
+
 def test_an_hour_that_was_removed_before_it_had_a_tree_has_an_entry_of_its_seal_alone(books: Books) -> None:
     remove(books, HOUR)
     head(books)
@@ -336,6 +353,16 @@ def test_the_directory_is_that_of_one_delay_server_whose_chain_holds(books: Book
     first, *others = books.seals
     books.write_seals([first._replace(facts=first.facts._replace(body_bytes=1)), *others])
     assert "the seal before it is not" in refused(lambda: hours(books), DamagedData)
+
+
+def test_proofs_of_version_1_are_made_and_checked_to_the_byte(books: Books) -> None:
+    head(books)
+    assert prove(books, 7).text == GOLDEN.read_text()
+    tree = Path(f"{hours(books).folder}/2026112016.tree").read_bytes()
+    assert hashlib.sha256(tree).hexdigest() == TREE_SHA256
+    found = check_message(parse_proof(GOLDEN.read_text()), KEY)
+    assert (found.sequence, found.outcome, found.deliver_at_ms) == (7, Outcome.DISPATCHED, START_MS + 4_000)
+    assert check(GOLDEN.read_text(), KEY.vkey)[1][0] == 7
 
 
 def test_a_proof_says_of_a_newer_version_that_it_is_newer(books: Books) -> None:
