@@ -67,10 +67,10 @@ FILE_NAME = re.compile(r"[0-9]{10}\.tree|checkpoint")
 VERSION = 1
 GROUP_ROWS = 4096
 FILE_MODE, KEY_MODE = 0o644, 0o600
-FILE_BYTES_MAX = 1 << 26  # More than the tree of an hour with 6,000,000,000 rows has.
+KEY_FILE_BYTES_MAX = 1024
 NO_TREE = bytes(HASH_BYTES)  # Stands in the entry of an hour whose rows were removed before it had a tree.
 NO_KEY = bytes(HASH_BYTES)  # Stands in the row of a message that had no key.
-HEADER = struct.Struct("<QQ32s")  # Version, rows, SHA-256 of the seal.
+HEADER = struct.Struct("<QQ32s32s")  # Version, rows, SHA-256 of the seal, root.
 GROUP = np.dtype([("first_sequence", "<u8"), ("hash", "V32")])
 PROVED = struct.Struct("<QQ")  # Version, and the place of the row in its hour.
 CHECKSUM = struct.Struct("<II")
@@ -112,16 +112,17 @@ class HourTree(NamedTuple):
 
     rows: int
     seal_sha256: bytes
+    root: bytes  # Kept, so that the log of a year is read without hashing its trees.
     groups: NDArray[np.void]  # Of GROUP.
 
     @property
     def upper(self) -> Tree:
-        """The part of the tree above the groups, whose root is that of the hour."""
+        """The part of the tree above the groups."""
         return Tree([bytes(each) for each in self.groups["hash"].tolist()])
 
     def encode(self) -> bytes:
         """Make the file."""
-        data = HEADER.pack(VERSION, self.rows, self.seal_sha256) + self.groups.tobytes()
+        data = HEADER.pack(VERSION, self.rows, self.seal_sha256, self.root) + self.groups.tobytes()
         return data + CHECKSUM.pack(crc32c(data), 0)
 
     def sequences_of(self, group: int) -> range:
@@ -136,10 +137,10 @@ def decode_tree(path: str, data: bytes) -> HourTree:
     groups = len(body) - HEADER.size
     if groups <= 0 or groups % GROUP.itemsize or CHECKSUM.unpack(data[-CHECKSUM.size :]) != (crc32c(body), 0):
         raise DamagedData(path, 0, "its checksum differs")
-    version, rows, sha256 = HEADER.unpack_from(body)
+    version, rows, sha256, root = HEADER.unpack_from(body)
     if version > VERSION:
         raise NewerFormat(path, version, VERSION)
-    return HourTree(rows, sha256, np.frombuffer(body, GROUP, offset=HEADER.size))
+    return HourTree(rows, sha256, root, np.frombuffer(body, GROUP, offset=HEADER.size))
 
 
 class HourLog:
@@ -204,7 +205,7 @@ class HourLog:
         """The first entries of the log."""
         for seal in self.seals[:size]:
             tree = self.tree(seal)
-            yield seal.encode() + (NO_TREE if tree is None else tree.upper.root)
+            yield seal.encode() + (NO_TREE if tree is None else tree.root)
 
     def grown(self, size: int) -> Tree:
         """The tree of the log over its first ``size`` entries."""
@@ -244,12 +245,15 @@ class HourLog:
         group = int(np.searchsorted(tree.groups["first_sequence"], sequence, "right")) - 1
         rows = self._sides(hour, tree.sequences_of(group), []).packed() if group >= 0 else np.empty(0, ROW)
         inner = _tree_of(rows)
+        upper = tree.upper
+        if upper.root != tree.root:
+            raise DamagedData(self._path(seal), 0, "its hashes do not lead to its root")
         if group >= 0 and inner.root != bytes(tree.groups["hash"][group].tolist()):
             raise DamagedData(schedule_path(self._directory.path, hour), 0, "its rows are not those under the root")
         place = int(np.searchsorted(rows["sequence"], sequence))
         if place == len(rows) or int(rows["sequence"][place]) != sequence:
             raise BadArgument(f"hour {name} was sealed without a message {sequence}: the receipt is of another hour")
-        path = [*inner.path(place), *tree.upper.path(group)]
+        path = [*inner.path(place), *upper.path(group)]
         extra = PROVED.pack(VERSION, group * GROUP_ROWS + place) + rows[place].tobytes() + seal.encode()
         return LogProof(extra + b"".join(path), seal.number, tuple(log.path(seal.number)), checkpoint)
 
@@ -269,7 +273,8 @@ class HourLog:
         for number in range(len(groups)):
             root = _tree_of(rows[number * GROUP_ROWS : (number + 1) * GROUP_ROWS]).root
             groups["hash"][number] = np.void(root)
-        return HourTree(len(rows), seal.sha256, groups)
+        made = HourTree(len(rows), seal.sha256, NO_TREE, groups)
+        return made._replace(root=made.upper.root)
 
     def _sides(self, hour: int, part: range | None, torn: list[TornTail]) -> "_Sides":
         """The rows of an hour, or those with some sequences, by both of its logs."""
@@ -438,7 +443,7 @@ def open_signer(path: str, origin: str) -> Signer:
         if (mode := stat.S_IMODE(os.stat(path).st_mode)) & 0o077:
             raise BadSetting(f"{path} has mode {mode:03o}, so others may read it; run `chmod 600 {path}`")
         with open(path, encoding="ascii") as file:
-            return parse_signer(file.read(FILE_BYTES_MAX))
+            return parse_signer(file.read(KEY_FILE_BYTES_MAX))
     except (OSError, UnicodeDecodeError) as error:
         raise BadSetting(f"{path} can't be read ({error}); be the user that the servers run as") from error
 
@@ -463,7 +468,8 @@ def _tree_of(rows: Rows) -> Tree:
 
 
 def _read(disk: Disk, path: str) -> bytes | None:
-    if not disk.exists(path):
+    try:
+        with closing(open_named(disk, path)) as file:
+            return file.pread(file.size(), 0)
+    except FileNotFoundError:
         return None
-    with closing(open_named(disk, path)) as file:
-        return file.pread(FILE_BYTES_MAX, 0)

@@ -51,7 +51,7 @@ SIGNER = Signer("example.com/log", bytes(range(32)))
 KEY = SIGNER.key
 ROWS = 10
 GOLDEN = Path(__file__).parents[2] / "golden" / "proof_v1.tlog-proof"  # Committed, and never written again.
-TREE_SHA256 = "c04dbf4e06d52a36ffcfabb2279b9ab076f2a91e4d42449f9bc611c598e328f7"
+TREE_SHA256 = "18db1d75d30e03c6052bb80e8a3a6efb41194cb7fd1a43819b46f8f99a8bafd3"
 
 
 @pytest.fixture(autouse=True)
@@ -268,7 +268,8 @@ def test_a_changed_tree_or_seal_is_not_signed_over(books: Books) -> None:
     groups = tree.groups.copy()
     groups["hash"][0] = np.void(bytes(32))
     path = Path(f"{log.folder}/2026112016.tree")
-    path.write_bytes(tree._replace(groups=groups).encode())
+    changed = tree._replace(groups=groups)
+    path.write_bytes(changed._replace(root=changed.upper.root).encode())
     assert "does not begin with the 2 entries that were signed" in refused(lambda: sign_head(log, SIGNER))
     assert log.checkpoint() == first
     path.write_bytes(tree.encode())
@@ -315,7 +316,7 @@ def test_trees_are_files_of_their_seal_alone_and_damage_is_named(books: Books) -
     log = hours(books)
     path = Path(f"{log.folder}/2026112016.tree")
     data = path.read_bytes()
-    assert len(data) == 48 + 3 * 40 + 8
+    assert len(data) == 80 + 3 * 40 + 8
     for place in range(len(data)):
         with pytest.raises((DamagedData, NewerFormat)):
             decode_tree("x", data[:place] + bytes((data[place] ^ 1,)) + data[place + 1 :])
@@ -325,6 +326,11 @@ def test_trees_are_files_of_their_seal_alone_and_damage_is_named(books: Books) -
     other = Path(f"{log.folder}/2026112017.tree").read_bytes()
     path.write_bytes(other)
     assert "it is not of seal 0" in refused(lambda: prove(books, 1), DamagedData)
+    found = decode_tree("x", data)
+    groups = found.groups.copy()
+    groups["hash"][2] = np.void(bytes(32))
+    path.write_bytes(found._replace(groups=groups).encode())
+    assert "do not lead to its root" in refused(lambda: prove(books, 1), DamagedData)
     path.write_bytes(data[:-1])
     assert [file.path for file in verify_directory(books.root).damaged] == [str(path)]
     path.write_bytes(data)
