@@ -71,6 +71,7 @@ class AuditReport:
     caused: tuple[CausedFindings, ...] = ()  # All findings that have a message or an hour, by hour.
     late_ms_limit: int = LATE_MS_LIMIT
     lost_grace_ms: int = LOST_GRACE_MS
+    unnoted: tuple[str, ...] = ()  # Files of an archive whose archiver has not written their notes.
 
     @property
     def missed(self) -> tuple[LastLife, ...]:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from delayd.errors import BadArgument, BadSetting, DiskFull, NotWritable
 from delayd.hours import hour_name
@@ -23,6 +24,9 @@ from delayd.reading.files.stored_groups import until_still
 from delayd.reading.findings import Finding
 from delayd.reading.plan import AuditedOrigin, AuditPlan, plan_audit, plan_hours
 from delayd.reading.tables import SUMS, TABLES, Columns, HourTables, TableKind, Types, Value, columns_of, count_rows
+
+if TYPE_CHECKING:
+    from delayd.reading.parquet import ParquetRows
 
 FORMATS = ("parquet", "csv")
 LOGS = ("accepted", "decision", "schedule", "dispatch", "message")
@@ -37,7 +41,6 @@ FACTS: Mapping[str, Types] = {
     "fault": {"log_id": "id", "hour": "string", "detail": "string"},
     **{name: types for name, (types, _) in SUMS.items()},
 }
-GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow to read.
 CSV_ROWS = 8_192  # Rows that are Python objects at a time.
 UNFINISHED = ".part"
 CSV_ID_PREFIX = "id:"  # With this prefix no engine reads an id as a number, as DuckDB does with 0x.
@@ -187,15 +190,10 @@ def _facts(plan: AuditPlan, faults: Sequence[Finding], subject: str | None) -> d
     return columns | {name: make(plan, subject) for name, (_, make) in SUMS.items()}
 
 
-def _slices(columns: Columns, rows_max: int) -> Iterator[Columns]:
-    for first in range(0, count_rows(columns), rows_max):
-        yield {name: cells.take(slice(first, first + rows_max)) for name, cells in columns.items()}
-
-
 @contextmanager
-def _writing(path: Path, form: str, types: Mapping[str, str]) -> Iterator["_CsvWriter | _ParquetWriter"]:
+def _writing(path: Path, form: str, types: Types) -> Iterator["_CsvWriter | ParquetRows"]:
     with _named_errors(path):
-        writer = _CsvWriter(path, types) if form == "csv" else _ParquetWriter(path, types)
+        writer = _CsvWriter(path, types) if form == "csv" else _parquet(path, types)
     try:
         yield writer
     finally:
@@ -214,6 +212,13 @@ def _named_errors(path: Path) -> Iterator[None]:
         raise NotWritable(str(path), os.strerror(error.errno) if error.errno else str(error)) from error
 
 
+def _parquet(path: Path, types: Types) -> "ParquetRows":
+    # Only this form needs pyarrow, which may be missing.
+    from delayd.reading.parquet import ParquetRows
+
+    return ParquetRows(path, types)
+
+
 class _CsvWriter:
     """Writes a null as an empty field."""
 
@@ -224,7 +229,8 @@ class _CsvWriter:
         self._types = types
 
     def write(self, columns: Columns) -> None:
-        for part in _slices(columns, CSV_ROWS):
+        for first in range(0, count_rows(columns), CSV_ROWS):
+            part = {name: cells.take(slice(first, first + CSV_ROWS)) for name, cells in columns.items()}
             listed = (map(partial(_csv_cell, self._types[name]), cells.to_list()) for name, cells in part.items())
             self._writer.writerows(zip(*listed, strict=True))
 
@@ -237,35 +243,3 @@ def _csv_cell(kind: str, value: Value) -> Value:
         return "true" if value else "false"
     # Digits alone would be read as a number, which drops leading zeros, or as a number with an exponent.
     return f"{CSV_ID_PREFIX}{value}" if kind == "id" and value is not None else value
-
-
-class _ParquetWriter:
-    """Gathers the rows of small hours, so that a group of rows is worth reading."""
-
-    def __init__(self, path: Path, types: Mapping[str, str]) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        from delayd.reading.arrow import TYPES, to_arrow
-
-        self._pa, self._to_arrow = pa, to_arrow
-        self._schema = pa.schema([(name, TYPES[kind]) for name, kind in types.items()])
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
-        self._gathered: list[pa.RecordBatch] = []
-
-    def write(self, columns: Columns) -> None:
-        for part in _slices(columns, GROUP_ROWS):
-            arrays = [self._to_arrow(cells) for cells in part.values()]
-            self._gathered.append(self._pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-            if sum(batch.num_rows for batch in self._gathered) >= GROUP_ROWS:
-                self._flush()
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-
-    def _flush(self) -> None:
-        if self._gathered:
-            table = self._pa.Table.from_batches(self._gathered, self._schema)
-            self._writer.write_table(table, row_group_size=GROUP_ROWS)
-            self._gathered = []

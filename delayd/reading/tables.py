@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-INSTALL = "pip install 'delayd[spark]'"
 NO_TEXT = np.empty(0, np.str_)
 
 Mask = NDArray[np.bool_]
@@ -179,7 +178,7 @@ class Table:
         Raises:
             BadSetting: pyarrow is missing.
         """
-        need("pyarrow", "an Arrow table")
+        need("pyarrow", "an Arrow table (the numpy columns are there without it)")
         from delayd.reading.arrow import arrow_table
 
         return arrow_table(self._types, self._cells)
@@ -190,14 +189,14 @@ class Table:
         Raises:
             BadSetting: pandas or pyarrow is missing.
         """
-        need("pandas", "a pandas frame")
+        need("pandas", "a pandas frame (the numpy columns are there without it)")
         return self.to_arrow().to_pandas()
 
 
-def need(package: str, what: str) -> None:
-    """Raise BadSetting unless an optional package is there."""
+def need(package: str, what: str, extra: str = "spark") -> None:
+    """Raise BadSetting unless an optional package is there, which an ``extra`` of delayd brings."""
     if find_spec(package) is None:
-        raise BadSetting(f"{what} needs {package}: {INSTALL}; the numpy columns are there without it")
+        raise BadSetting(f"{what} needs {package}: pip install 'delayd[{extra}]'")
 
 
 class LogTables:
@@ -229,17 +228,17 @@ class LogTables:
         return self.outcomes.others(np.arange(len(self.outcomes.sequences)))
 
     @cached_property
-    def _first_outcome(self) -> NDArray[np.int64]:
+    def first_outcome(self) -> NDArray[np.int64]:
         return Join(self.schedule.sequence, self.outcomes.sequences).first
 
     @cached_property
     def decided(self) -> JoinedFields:
-        return JoinedFields(Fields(self.outcomes.parts), self.outcomes.part_of, self._first_outcome)
+        return JoinedFields(Fields(self.outcomes.parts), self.outcomes.part_of, self.first_outcome)
 
     @cached_property
     def decided_others(self) -> UInt64s:
         """For each scheduled row what `others` says of its first outcome."""
-        return np.append(self.others, np.uint64(0)).take(self._first_outcome)
+        return np.append(self.others, np.uint64(0)).take(self.first_outcome)
 
     def subjects_of(self, sequences: UInt64s) -> Cells:
         """The subjects under which sequences were scheduled; null for a sequence that was not scheduled."""
@@ -425,6 +424,13 @@ def _handed_over(parts: Parts) -> Mask:
     return handed_over & ~_drained(parts)
 
 
+def _other_hashes(tables: LogTables) -> Cells:
+    """The content hashes that outcomes state, where the schedule side states another one; 0 where they state none."""
+    outcomes = tables.outcomes
+    stated = np.append(outcomes.content_hash, np.uint64(NOT_STATED)).take(tables.first_outcome)
+    return Cells(stated.view(np.int64), stated != tables.schedule.hashes())
+
+
 def _drained(parts: Parts) -> Mask:
     drained: Mask = (parts["outcome"] == Outcome.CANCELLED) & (parts["reason"] == Reason.DRAINED)
     return drained
@@ -477,6 +483,18 @@ def _stored_flag(name: str) -> Column[HourTables]:
     return "boolean", lambda tables: Cells(tables.stored[name].astype(np.bool_))
 
 
+def _archived_part(name: str) -> Column[LogTables]:
+    def make(tables: LogTables) -> Cells:
+        values = tables.decided[name]
+        return _longs(values, (values != 0) | (tables.decided["outcome"] == Outcome.DISPATCHED))
+
+    return "long", make
+
+
+def _archived_batch(name: str) -> tuple[str, Callable[[TargetRows], Cells]]:
+    return "long", lambda rows: _longs(rows.batches[name][rows.batch_of])
+
+
 SCHEDULE: dict[str, Column[LogTables]] = {
     **_rows(lambda tables: tables.schedule),
     "left_out": ("boolean", lambda tables: Cells(np.isin(tables.schedule.sequence, tables.schedule.left_out))),
@@ -523,6 +541,27 @@ LIFECYCLE: dict[str, Column[HourTables]] = {
     **SCHEDULE,
     "state": ("string", lambda tables: Cells(tables.states, None, STATES)),
     **BECAME,
+}
+# The tables of an archive (docs/archive.md). Unlike DISPATCH they say of each outcome all that its log says, so that a
+# seal can be computed from them: a null stands for 0, and for nothing else.
+ARCHIVED_SCHEDULE: dict[str, Column[LogTables]] = {
+    **{name: column for name, column in SCHEDULE.items() if name not in ("log_id", "filed")},
+    "outcome": ("string", lambda tables: _outcomes(tables.decided)),
+    "reason": ("string", lambda tables: _reasons(tables.decided)),
+    "other_sequence": BECAME["other_sequence"],
+    "target": ("id", lambda tables: _ids(tables.decided["target_log_id"], tables.decided["target_log_id"] != 0)),
+    **{
+        name: _archived_part(name)
+        for name in ("claimed_at_ms", "target_appended_at_ms", "target_offset", "epoch", "batch_id", "attempt")
+    },
+    "outcome_content_hash": ("long", lambda tables: _other_hashes(tables)),
+}
+ARCHIVED_MESSAGE: dict[str, tuple[str, Callable[[TargetRows], Cells]]] = {
+    "sequence": ("long", lambda rows: _longs(rows.sequence)),
+    "subject": ("string", lambda rows: _names(rows.subjects, rows.batches["subject"][rows.batch_of])),
+    "deliver_at_ms": ("long", lambda rows: _longs(rows.deliver_at_ms)),
+    **{name: _archived_batch(name) for name in ("claimed_at_ms", "appended_at_ms", "offset", "epoch", "batch_id")},
+    "content_hash": ("long", lambda rows: _hashes(rows.hashes())),
 }
 TABLES: dict[str, TableKind[HourTables]] = {
     "accepted": TableKind(lambda tables: len(tables.accepted.rows), ACCEPTED),

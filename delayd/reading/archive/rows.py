@@ -1,0 +1,246 @@
+"""Rows: what an archive's Parquet files hold, as the columns from which seals and audits are computed.
+
+Invariant: a file gives back every value that a seal's digests cover, so that they are computed from it alone.
+
+Importing it needs pyarrow.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from delayd.batch.columns import Int64s
+from delayd.batch.sequences import SCHEDULE_BIT
+from delayd.errors import DamagedData, NewerFormat
+from delayd.log.hour import PART, OutcomeRows
+from delayd.outcome import Outcome
+from delayd.reading.archive.notes import VERSION, ArchivedKey
+from delayd.reading.arrow import TYPES
+from delayd.reading.files.row_arrays import BATCH, ScheduleRows, Sparse, Target, TargetRows, UInt64s
+from delayd.reading.parquet import ParquetRows
+from delayd.reading.tables import ARCHIVED_MESSAGE, ARCHIVED_SCHEDULE, REASONS, LogTables, Types
+
+SCHEDULE_TYPES: Types = {name: kind for name, (kind, _) in ARCHIVED_SCHEDULE.items()}
+MESSAGE_TYPES: Types = {name: kind for name, (kind, _) in ARCHIVED_MESSAGE.items()}
+PART_LONGS = ("claimed_at_ms", "target_appended_at_ms", "target_offset", "epoch", "batch_id", "attempt")
+BATCH_LONGS = ("claimed_at_ms", "appended_at_ms", "offset", "epoch", "batch_id")
+START = "delayd.start_offset"
+OUTCOME_CODES = {outcome.name: int(outcome) for outcome in Outcome}
+REASON_CODES = {name: code for code, name in enumerate(REASONS)}
+
+
+class ArchivedRows(NamedTuple):
+    """Rows of an hour by rising sequence, each with its outcome."""
+
+    schedule: ScheduleRows
+    outcomes: OutcomeRows
+
+
+def write_schedule(path: Path, key: ArchivedKey, parts: Iterable[LogTables]) -> None:
+    """Write an hour of a delay server; its parts rise by sequence."""
+    with closing(ParquetRows(path, SCHEDULE_TYPES, key.facts)) as file:
+        for tables in parts:
+            file.write({name: make(tables) for name, (_, make) in ARCHIVED_SCHEDULE.items()})
+
+
+def write_message(path: Path, key: ArchivedKey, rows: TargetRows) -> None:
+    """Write what a realtime server, the one target of these rows, holds of an hour, by rising sequence."""
+    with closing(ParquetRows(path, MESSAGE_TYPES, {**key.facts, START: str(rows.targets[0].start)})) as file:
+        file.write({name: make(rows) for name, (_, make) in ARCHIVED_MESSAGE.items()})
+
+
+def read_schedule(name: str, key: ArchivedKey, path: Path) -> Iterator[ArchivedRows]:
+    """Read a file of the table ``schedule`` piece by piece, by rising sequence; ``name`` is what errors call it.
+
+    Raises:
+        DamagedData: it is no such file, or another hour's or server's.
+        NewerFormat: a newer delayd wrote it.
+    """
+    last = -1
+    for piece in _pieces(name, key, path, SCHEDULE_TYPES):
+        rows = _scheduled(piece)
+        sequence = rows.schedule.sequence
+        if len(sequence):
+            if int(sequence[0]) <= last or not (sequence[1:] > sequence[:-1]).all():
+                raise DamagedData(name, 0, "its sequences do not rise")
+            last = int(sequence[-1])
+        yield rows
+
+
+def count_archived(path: Path) -> tuple[int, int]:
+    """How many rows a file has, and, of the table ``message``, where its server's log began when it was read."""
+    said = pq.read_metadata(path)
+    return int(said.num_rows), int((said.metadata or {}).get(START.encode(), b"0"))
+
+
+def read_message(name: str, key: ArchivedKey, path: Path) -> TargetRows:
+    """Read a file of the table ``message``, whole; see `read_schedule`. Its one target is the archived server."""
+    with _named_damage(name):
+        start_offset = count_archived(path)[1]
+    pieces = list(_pieces(name, key, path, MESSAGE_TYPES))
+    columns = {each: [piece.longs(each) for piece in pieces] for each, kind in MESSAGE_TYPES.items() if kind == "long"}
+    found = {each: np.concatenate([np.empty(0, np.int64), *parts]) for each, parts in columns.items()}
+    subjects: dict[str, int] = {}
+    numbers = [np.empty(0, np.int64)]
+    for piece in pieces:
+        index, names = piece.names("subject")
+        own = np.array([subjects.setdefault(each, len(subjects)) for each in names] or [0])
+        numbers.append(own[index])
+    subject = np.concatenate(numbers)
+    batches, batch_of = _runs(BATCH, {"subject": subject, **{each: found[each] for each in BATCH_LONGS}})
+    batches["hour"], batches["origin_log_id"], batches["decided"] = key.hour, key.origin, 1
+    batches["count"] = np.bincount(batch_of, minlength=len(batches))
+    sequence = found["sequence"].view(np.uint64)
+    if not (sequence[1:] >= sequence[:-1]).all():
+        raise DamagedData(name, 0, "its sequences do not rise")
+    targets = (Target(name, key.log_id, start_offset),)
+    hashes = found["content_hash"].view(np.uint64)
+    return TargetRows(sequence, found["deliver_at_ms"], batch_of, batches, targets, tuple(subjects), hashes)
+
+
+def join_targets(parts: Sequence[TargetRows]) -> TargetRows:
+    """The rows of several realtime servers as those of one audit, by rising sequence."""
+    names: dict[str, int] = {}
+    batches, batch_of, first = [np.empty(0, BATCH)], [np.empty(0, np.int64)], 0
+    for number, part in enumerate(parts):
+        own = part.batches.copy()
+        numbers = np.array([names.setdefault(each, len(names)) for each in part.subjects] or [0], np.uint32)
+        own["target"], own["subject"] = number, numbers[own["subject"]] if len(own) else 0
+        batches.append(own)
+        batch_of.append(part.batch_of + first)
+        first += len(own)
+    sequence = np.concatenate([np.empty(0, np.uint64), *(part.sequence for part in parts)])
+    order = np.argsort(sequence, kind="stable")
+    due = np.concatenate([np.empty(0, np.int64), *(part.deliver_at_ms for part in parts)])
+    hashes = np.concatenate([np.empty(0, np.uint64), *(part.hashes() for part in parts)])
+    targets = tuple(target for part in parts for target in part.targets)
+    rows = (sequence[order], due[order], np.concatenate(batch_of)[order], np.concatenate(batches))
+    return TargetRows(*rows, targets, tuple(names), hashes[order])
+
+
+class _Piece:
+    """Some rows of a file, a column at a time."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def longs(self, name: str) -> Int64s:
+        """A column of whole numbers, with 0 in place of a null."""
+        values: Int64s = self._column(name).fill_null(0).to_numpy(zero_copy_only=False)
+        return values
+
+    def known(self, name: str) -> NDArray[np.bool_]:
+        values: NDArray[np.bool_] = self._column(name).is_valid().to_numpy(zero_copy_only=False)
+        return values
+
+    def flags(self, name: str) -> NDArray[np.bool_]:
+        values: NDArray[np.bool_] = self._column(name).fill_null(False).to_numpy(zero_copy_only=False)
+        return values
+
+    def names(self, name: str) -> tuple[Int64s, list[str]]:
+        """A column of text as an index into names; "" in place of a null."""
+        column = self._column(name).dictionary_encode()
+        names = [*column.dictionary.to_pylist(), ""]
+        index = column.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return index, names
+
+    def _column(self, name: str) -> pa.Array:
+        column = self._table.column(name).combine_chunks()
+        return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _pieces(name: str, key: ArchivedKey, path: Path, types: Types) -> Iterator[_Piece]:
+    with _named_damage(name), closing(pq.ParquetFile(path)) as file:
+        _check_facts(name, key, file.schema_arrow)
+        expected = [(each, TYPES[kind]) for each, kind in types.items()]
+        found = [(field.name, field.type) for field in file.schema_arrow]
+        if found != expected:
+            raise DamagedData(name, 0, "it has other columns than this table")
+        for group in range(file.num_row_groups):
+            yield _Piece(file.read_row_group(group))
+
+
+def _check_facts(name: str, key: ArchivedKey, schema: pa.Schema) -> None:
+    said = {fact.decode(): value.decode() for fact, value in (schema.metadata or {}).items()}
+    version = said.get("delayd.version", "")
+    if version.isdecimal() and int(version) > VERSION:
+        raise NewerFormat(name, int(version), VERSION)
+    for fact, value in key.facts.items():
+        if said.get(fact) != value:
+            raise DamagedData(name, 0, f"its {fact} is {said.get(fact)}, and its name says {value}")
+
+
+@contextmanager
+def _named_damage(name: str) -> Iterator[None]:
+    """Give errors of pyarrow, which reads bytes that anybody may have changed, the name of the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError, UnicodeDecodeError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise DamagedData(name, 0, f"it can't be read as Parquet: {first_line}") from error
+
+
+def _scheduled(piece: _Piece) -> ArchivedRows:
+    sequence = piece.longs("sequence").view(np.uint64)
+    due, hashes = piece.longs("deliver_at_ms"), piece.longs("content_hash").view(np.uint64)
+    subject, subjects = piece.names("subject")
+    schedule = ScheduleRows(
+        sequence,
+        due,
+        piece.longs("appended_at_ms"),
+        subject.astype(np.uint32),
+        piece.longs("body_bytes").astype(np.uint32),
+        np.full(len(sequence), SCHEDULE_BIT, np.uint64),
+        subjects,
+        hashes,
+        sequence[piece.flags("left_out")],
+        _sparse(piece, "expires_at_ms", sequence),
+        _sparse(piece, "labels_hash", sequence, np.uint64),
+    )
+    told = {name: piece.longs(name) for name in PART_LONGS}
+    told |= {"outcome": _codes(piece, "outcome", OUTCOME_CODES), "reason": _codes(piece, "reason", REASON_CODES)}
+    told["target_log_id"] = _ids(piece, "target")
+    parts, part_of = _runs(PART, told)
+    parts["count"] = np.bincount(part_of, minlength=len(parts))
+    other = piece.longs("outcome_content_hash").view(np.uint64)
+    stated = np.where(piece.known("outcome_content_hash"), other, hashes)
+    return ArchivedRows(schedule, OutcomeRows(sequence, due, parts, part_of, stated))
+
+
+def _sparse(piece: _Piece, name: str, sequence: UInt64s, dtype: type = np.int64) -> Sparse:
+    values = piece.longs(name)
+    rows = np.flatnonzero(values)
+    return Sparse(sequence[rows], values[rows].view(dtype))
+
+
+def _codes(piece: _Piece, name: str, codes: Mapping[str, int]) -> Int64s:
+    index, names = piece.names(name)
+    known = {"": 0, **codes}
+    return np.array([known[each] for each in names], np.int64)[index]
+
+
+def _ids(piece: _Piece, name: str) -> Int64s:
+    index, names = piece.names(name)
+    return np.array([int(each or "0", 16) for each in names], np.uint64)[index].view(np.int64)
+
+
+def _runs(dtype: np.dtype[Any], columns: Mapping[str, Int64s]) -> tuple[NDArray[np.void], Int64s]:
+    """Rows as a table with one entry for each run of equal ones, and for each row its entry."""
+    count = len(next(iter(columns.values())))
+    begins = np.zeros(count, np.bool_)
+    begins[:1] = True
+    for values in columns.values():
+        begins[1:] |= values[1:] != values[:-1]
+    table = np.zeros(int(begins.sum()), dtype)
+    for name, values in columns.items():
+        table[name] = values[begins].astype(dtype[name])
+    return table, np.cumsum(begins) - 1

@@ -1,0 +1,62 @@
+"""Parquet: rows of a table, written as they come into one file of large row groups.
+
+Importing it needs pyarrow.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from delayd.reading.arrow import TYPES, to_arrow
+from delayd.reading.tables import Columns, Types, count_rows
+
+GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow to read.
+# Sequences and instants mostly differ little from one row to the next, and hashes have no order at all.
+HASH_SUFFIX, HASH_ENCODING, NUMBER_ENCODING = "_hash", "PLAIN", "DELTA_BINARY_PACKED"
+NAMED = ("string", "id")  # Types with few values for many rows, which a dictionary keeps once.
+
+
+def slices(columns: Columns, rows_max: int) -> Iterator[Columns]:
+    """Cut columns into pieces of at most so many rows."""
+    for first in range(0, count_rows(columns), rows_max):
+        yield {name: cells.take(slice(first, first + rows_max)) for name, cells in columns.items()}
+
+
+class ParquetRows:
+    """Writes one file. It gathers the rows of small hours, so that a group of rows is worth reading."""
+
+    def __init__(self, path: Path, types: Types, facts: Mapping[str, str] | None = None) -> None:
+        """``facts`` are kept in the file beside its schema. Raises OSError when the file can't be made."""
+        self._schema = pa.schema([(name, TYPES[kind]) for name, kind in types.items()], facts)
+        numbers = [name for name, kind in types.items() if kind == "long"]
+        self._writer = pq.ParquetWriter(
+            path,
+            self._schema,
+            compression="zstd",
+            use_dictionary=[name for name, kind in types.items() if kind in NAMED],
+            column_encoding={
+                name: HASH_ENCODING if name.endswith(HASH_SUFFIX) else NUMBER_ENCODING for name in numbers
+            },
+        )
+        self._gathered: list[pa.RecordBatch] = []
+
+    def write(self, columns: Columns) -> None:
+        """Add rows behind those that were written; raises OSError."""
+        for part in slices(columns, GROUP_ROWS):
+            arrays = [to_arrow(part[name]) for name in self._schema.names]
+            self._gathered.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+            if sum(batch.num_rows for batch in self._gathered) >= GROUP_ROWS:
+                self._flush()
+
+    def close(self) -> None:
+        """Finish the file; raises OSError. Without this nobody can read it."""
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._gathered:
+            table = pa.Table.from_batches(self._gathered, self._schema)
+            self._writer.write_table(table, row_group_size=GROUP_ROWS)
+            self._gathered = []
