@@ -22,6 +22,7 @@ Files
     log_commands            whether files check, and what they hold
     schedule, hour_commands   messages hour by hour, what falls due ahead, and what became of them
     file_commands           messages by what they say, one message through all logs, and tables for other engines
+    archive_command         sealed hours as Parquet files, put into an archive
     proof_commands          proofs for outsiders: signed, made and checked
     audit_commands          the books, what operators accept of their findings, and the seals
 """

@@ -7,6 +7,7 @@ acceptance changes no figure and hides no finding.
 """
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -16,10 +17,12 @@ from typing import NamedTuple, ParamSpec, TextIO, TypeVar
 
 import click
 
+from delayd.config import DATA_DEFAULT
 from delayd.errors import BadArgument, BadSetting
 from delayd.hours import hour_name
 from delayd.machine.disk import RealDisk
 from delayd.machine.operating import counted
+from delayd.reading.archive.store import is_archive, open_store
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.consumption import GroupBooks
@@ -51,7 +54,9 @@ from .hour_commands import EVERY_HOUR, HourRange, HourSteps, all_damage_named, h
 from .listing import Cell, Column, ColumnKind, columns, progress, show
 from .main import NOT_BALANCED, OK, Programs
 from .shared_options import (
+    DATA_VARIABLE,
     Command,
+    DataFolder,
     Shown,
     confirm,
     data_option,
@@ -84,7 +89,6 @@ HOUR_COLUMNS = (
 FINDING_COLUMNS = columns("hour finding sequence:name subject deliver_at_ms:instant,spare detail delay_log_id:detail")
 
 _TERMS = (
-    data_option,
     hours_options,
     click.option(
         "--late-limit",
@@ -160,7 +164,26 @@ def _terms(command: Callable[P, R]) -> Callable[P, R]:
     return command
 
 
+class BooksPlace(DataFolder):
+    """A data directory that is there, or the URI of an archive."""
+
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """See click."""
+        text = os.fspath(value)
+        return text if "://" in text else super().convert(value, param, ctx)
+
+
 @click.command(cls=Command)
+@click.option(
+    "--data",
+    envvar=DATA_VARIABLE,
+    type=BooksPlace(),
+    default=DATA_DEFAULT,
+    show_default=True,
+    show_envvar=True,
+    metavar="DIR|URI",
+    help="Data directory, as given to `delayd up`, or a copy of it; or what `delayd archive --to` was given.",
+)
 @_terms
 @click.option(
     "--accept",
@@ -190,7 +213,8 @@ def audit(
 
     The command compares what was scheduled with the dispatch logs and with the realtime message logs. The servers may
     run or not; a copy of their files will do, too. It names each message that is LOST, DUPLICATE, EARLY, ORPHAN,
-    MISMATCH or LATE, and totals that do not add up (CONSERVATION). JSON has everything, CSV the hours.
+    MISMATCH or LATE, and totals that do not add up (CONSERVATION). JSON has everything, CSV the hours. Of an archive it
+    compares the tables of each hour with each other and with the seal.
 
     It also verifies the seals of the hours that it reads.
 
@@ -203,6 +227,7 @@ def audit(
     $ delayd audit --data /var/lib/delayd --from -24h
     $ delayd audit --data /var/lib/delayd --late-limit 100ms --findings 50
     $ delayd audit --data /var/lib/delayd --format json | jq .total
+    $ delayd audit --data s3://books/delayd
     $ delayd audit --data /var/lib/delayd --accept 2026112016 --by ann --reason "disk 3 was lost, #4711"
     """
     words = None
@@ -213,10 +238,28 @@ def audit(
         words = words_of(accepted_hour, by, reason, secret_file, data)
     elif by is not None or reason is not None or yes:
         raise BadArgument("--by, --reason and --yes belong to --accept HOUR; name the hour whose findings are accepted")
+    now_ms = time.time_ns() // 1_000_000
+    if is_archive(data):
+        if words is not None or groups:
+            raise BadArgument("--accept and --groups need a data directory; an archive has neither notes nor groups")
+        store = open_store(data)
+        # Only an archive needs pyarrow; `open_store` has seen that it is there.
+        from delayd.reading.archive.archive_audit import audit_archive
+
+        with progress("hours", None) as advance:
+            report = audit_archive(
+                store,
+                now_ms=now_ms,
+                hours=hours,
+                late_ms_limit=late_limit // _MS,
+                findings_limit=findings_limit,
+                progress=HourSteps(advance),
+            )
+        return show_report(report, form)
     with all_damage_named(data), progress("hours", None) as advance:
         report = audit_directory(
             data,
-            now_ms=time.time_ns() // 1_000_000,
+            now_ms=now_ms,
             hours=hours,
             late_ms_limit=late_limit // _MS,
             lost_grace_ms=grace // _MS,
@@ -242,6 +285,7 @@ def audit(
 
 
 @click.command("spark-audit", cls=Command)
+@data_option
 @_terms
 @click.pass_obj
 def spark_audit(
@@ -347,6 +391,8 @@ def _verdict(report: AuditReport, told: AcceptanceWorth) -> Iterator[str]:
         yield f"{more}; --findings N names more of them"
     for torn in report.torn:
         yield torn.sentence
+    for path in report.unnoted:
+        yield f"{path} has no note, so nothing of it counts; the next `delayd archive` compares it and writes the note"
     if report.deleted_rows:
         yield f"{report.deleted_rows:,} messages of hours that retention has removed were left out"
     if total.waiting:
@@ -407,6 +453,7 @@ def _as_json(report: AuditReport) -> dict[str, object]:
             for torn in report.torn
         ],
         "deleted_rows": report.deleted_rows,
+        "unnoted": list(report.unnoted),
         "conservation": [fault.detail for fault in report.faults],
         "holds_up": list(report.holds_up),
         "groups": [dict(zip(group_names, _group_row(books), strict=True)) for books in report.groups],

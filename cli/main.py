@@ -94,7 +94,20 @@ _SILENT = logging.NullHandler()
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NICE = 5  # Commands that only look give way to servers on this machine, from their imports on.
 LOOKS = frozenset(
-    {"top", "schedule", "dispatch", "trace", "log", "audit", "export", "seals", "spark-audit", "tree-head", "prove"}
+    {
+        "top",
+        "schedule",
+        "dispatch",
+        "trace",
+        "log",
+        "audit",
+        "export",
+        "archive",
+        "seals",
+        "spark-audit",
+        "tree-head",
+        "prove",
+    }
 )
 
 
@@ -144,6 +157,7 @@ PLACES = {
     "log": CommandPlace("log_commands", "log", "Verify or dump log files."),
     "audit": CommandPlace("audit_commands", "audit", "Check from files that each message left once and on time."),
     "export": CommandPlace("file_commands", "export", "Write the logs as Parquet or CSV, from files."),
+    "archive": CommandPlace("archive_command", "archive", "Put sealed hours into an archive of Parquet files."),
     "seals": CommandPlace("audit_commands", "seals", "Verify the seals of hours, from files."),
     "tree-head": CommandPlace("proof_commands", "tree_head", "Sign the log of sealed hours, from files."),
     "prove": CommandPlace("proof_commands", "prove", "Print the proof of what became of a message, from files."),

@@ -22,7 +22,8 @@ from delayd.log.hour import OutcomeRows
 from delayd.outcome import Outcome, Proof, Reason, reason_name
 from delayd.reading.audit import STATES, Classes, FiledByLog
 from delayd.reading.consumption import GroupBooks
-from delayd.reading.files.row_arrays import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
+from delayd.reading.files.origins import take_outcomes
+from delayd.reading.files.row_arrays import Fields, Join, JoinedFields, ScheduleRows, Sparse, TargetRows, UInt64s
 from delayd.reading.plan import AuditPlan, HourBooks
 
 if TYPE_CHECKING:
@@ -228,17 +229,17 @@ class LogTables:
         return self.outcomes.others(np.arange(len(self.outcomes.sequences)))
 
     @cached_property
-    def first_outcome(self) -> NDArray[np.int64]:
+    def _first_outcome(self) -> NDArray[np.int64]:
         return Join(self.schedule.sequence, self.outcomes.sequences).first
 
     @cached_property
     def decided(self) -> JoinedFields:
-        return JoinedFields(Fields(self.outcomes.parts), self.outcomes.part_of, self.first_outcome)
+        return JoinedFields(Fields(self.outcomes.parts), self.outcomes.part_of, self._first_outcome)
 
     @cached_property
     def decided_others(self) -> UInt64s:
         """For each scheduled row what `others` says of its first outcome."""
-        return np.append(self.others, np.uint64(0)).take(self.first_outcome)
+        return np.append(self.others, np.uint64(0)).take(self._first_outcome)
 
     def subjects_of(self, sequences: UInt64s) -> Cells:
         """The subjects under which sequences were scheduled; null for a sequence that was not scheduled."""
@@ -291,6 +292,21 @@ class HourTables(LogTables):
             ended = self.outcomes.sequences if kind == "dispatch" else self.accepted.ended["sequence"]
             return np.isin(ended, self.schedule.sequence[scheduled])
         return scheduled
+
+
+class SealedRows:
+    """Rows of a sealed hour by rising sequence, each with its one outcome."""
+
+    def __init__(self, schedule: ScheduleRows, outcomes: OutcomeRows, others: Sparse) -> None:
+        """``outcomes`` stand in the order of the rows; ``others`` are the sequences that outcomes name."""
+        self.schedule, self.outcomes, self.others = schedule, outcomes, others
+        self.part = JoinedFields(Fields(outcomes.parts), outcomes.part_of, None)
+
+    def pieces(self, rows_max: int) -> "Iterator[SealedRows]":
+        """The same rows, at most so many at a time."""
+        for first in range(0, len(self.schedule), rows_max):
+            rows = slice(first, first + rows_max)
+            yield SealedRows(self.schedule.take(rows), take_outcomes(self.outcomes, rows), self.others)
 
 
 Tables = TypeVar("Tables", bound=LogTables)
@@ -424,11 +440,10 @@ def _handed_over(parts: Parts) -> Mask:
     return handed_over & ~_drained(parts)
 
 
-def _other_hashes(tables: LogTables) -> Cells:
+def _other_hashes(rows: SealedRows) -> Cells:
     """The content hashes that outcomes state, where the schedule side states another one; 0 where they state none."""
-    outcomes = tables.outcomes
-    stated = np.append(outcomes.content_hash, np.uint64(NOT_STATED)).take(tables.first_outcome)
-    return Cells(stated.view(np.int64), stated != tables.schedule.hashes())
+    stated = rows.outcomes.content_hash
+    return Cells(stated.view(np.int64), stated != rows.schedule.hashes())
 
 
 def _drained(parts: Parts) -> Mask:
@@ -483,10 +498,10 @@ def _stored_flag(name: str) -> Column[HourTables]:
     return "boolean", lambda tables: Cells(tables.stored[name].astype(np.bool_))
 
 
-def _archived_part(name: str) -> Column[LogTables]:
-    def make(tables: LogTables) -> Cells:
-        values = tables.decided[name]
-        return _longs(values, (values != 0) | (tables.decided["outcome"] == Outcome.DISPATCHED))
+def _archived_part(name: str) -> tuple[str, Callable[[SealedRows], Cells]]:
+    def make(rows: SealedRows) -> Cells:
+        values = rows.part[name]
+        return _longs(values, (values != 0) | (rows.part["outcome"] == Outcome.DISPATCHED))
 
     return "long", make
 
@@ -544,17 +559,25 @@ LIFECYCLE: dict[str, Column[HourTables]] = {
 }
 # The tables of an archive (docs/archive.md). Unlike DISPATCH they say of each outcome all that its log says, so that a
 # seal can be computed from them: a null stands for 0, and for nothing else.
-ARCHIVED_SCHEDULE: dict[str, Column[LogTables]] = {
-    **{name: column for name, column in SCHEDULE.items() if name not in ("log_id", "filed")},
-    "outcome": ("string", lambda tables: _outcomes(tables.decided)),
-    "reason": ("string", lambda tables: _reasons(tables.decided)),
-    "other_sequence": BECAME["other_sequence"],
-    "target": ("id", lambda tables: _ids(tables.decided["target_log_id"], tables.decided["target_log_id"] != 0)),
+ARCHIVED_SCHEDULE: dict[str, tuple[str, Callable[[SealedRows], Cells]]] = {
+    "sequence": ("long", lambda rows: _longs(rows.schedule.sequence)),
+    "subject": ("string", lambda rows: _names(rows.schedule.subjects, rows.schedule.subject)),
+    "deliver_at_ms": ("long", lambda rows: _longs(rows.schedule.deliver_at_ms)),
+    "appended_at_ms": ("long", lambda rows: _or_null(rows.schedule.appended_at_ms)),
+    "expires_at_ms": ("long", lambda rows: _or_null(rows.schedule.expires_at_ms())),
+    "body_bytes": ("long", lambda rows: _longs(rows.schedule.body_bytes)),
+    "content_hash": ("long", lambda rows: _hashes(rows.schedule.hashes())),
+    "labels_hash": ("long", lambda rows: _hashes(rows.schedule.label_hashes())),
+    "left_out": ("boolean", lambda rows: Cells(np.isin(rows.schedule.sequence, rows.schedule.left_out))),
+    "outcome": ("string", lambda rows: _outcomes(rows.part)),
+    "reason": ("string", lambda rows: _reasons(rows.part)),
+    "other_sequence": ("long", lambda rows: _or_null(rows.others.of(rows.schedule.sequence))),
+    "target": ("id", lambda rows: _ids(rows.part["target_log_id"], rows.part["target_log_id"] != 0)),
     **{
         name: _archived_part(name)
         for name in ("claimed_at_ms", "target_appended_at_ms", "target_offset", "epoch", "batch_id", "attempt")
     },
-    "outcome_content_hash": ("long", lambda tables: _other_hashes(tables)),
+    "outcome_content_hash": ("long", lambda rows: _other_hashes(rows)),
 }
 ARCHIVED_MESSAGE: dict[str, tuple[str, Callable[[TargetRows], Cells]]] = {
     "sequence": ("long", lambda rows: _longs(rows.sequence)),

@@ -27,7 +27,7 @@ from delayd.reading.archive.notes import (
     file_sha256,
     key_of_note,
 )
-from delayd.reading.archive.rows import ArchivedRows, join_targets, read_message, read_schedule
+from delayd.reading.archive.rows import join_pieces, join_targets, read_message, read_schedule
 from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.audit import LATE_MS_LIMIT, AuditTerms, Span, Spans, audit_hour
 from delayd.reading.books import FINDINGS_LIMIT, AuditReport, Collected
@@ -36,6 +36,7 @@ from delayd.reading.files.target_index import TargetIndex
 from delayd.reading.findings import FINDING, Finding, FindingKind, Findings, HourSummary, join_findings, join_parts
 from delayd.reading.plan import AuditPlan
 from delayd.reading.seals import SealCheck, SealReport, SealState
+from delayd.reading.tables import SealedRows
 
 Progress = Callable[[int, int], None]  # Hours audited, hours in all.
 NO_INDEX = TargetIndex((), np.empty(0, BATCH), (), ())
@@ -117,15 +118,13 @@ class _Books:
         """Compare the tables of an hour, and its rows with its seal; no figures if its schedule can't be read."""
         key = note.key
         nothing = Findings(key.origin, key.hour, np.empty(0, FINDING), ())
-        with TemporaryDirectory() as path:
-            folder = Path(path)
-            realtime = join_targets(list(self._targets(key, folder)))
-            if not note.sha256:
-                self.deleted_rows += len(realtime.sequence)
-                self._compare_removed(note, realtime)
-                return nothing, None
+        with TemporaryDirectory() as folder:
             try:
-                found = list(self._audit_pieces(note, self._fetch(note, folder), realtime))
+                held = list(self._held(key, Path(folder)))
+                if not note.sha256:
+                    self._compare_removed(note, held)
+                    return nothing, None
+                found = list(self._audit_pieces(note, self._fetch(note, Path(folder)), held))
             except DamagedData as error:
                 self._fault(key, f"{error.path}: {error.what}")
                 return nothing, None
@@ -142,32 +141,30 @@ class _Books:
                 state = SealState.BROKEN
             yield SealReport(key.origin, key.hour, seal, state, "; ".join(self._seals[key]))
 
-    def _audit_pieces(self, note: Note, path: Path, realtime: TargetRows) -> Iterator[tuple[Findings, HourSummary]]:
+    def _audit_pieces(
+        self, note: Note, path: Path, held: Sequence["_HeldRows"]
+    ) -> Iterator[tuple[Findings, HourSummary]]:
         key = note.key
         check = SealCheck(_seal_of(note).facts)
-        first = 0
         for rows, until in _with_bounds(read_schedule(self._uri(key.file), key, path)):
             check.add(rows.schedule, rows.outcomes)
-            end = len(realtime.sequence)
-            if until is not None:
-                end = int(np.searchsorted(realtime.sequence, np.uint64(until)))
-            held = realtime.take(slice(first, end))
-            yield audit_hour(key.origin, key.hour, rows.schedule, rows.outcomes, held, self.terms)
-            first = end
+            realtime = join_targets([each.below(until) for each in held])
+            yield audit_hour(key.origin, key.hour, rows.schedule, rows.outcomes, realtime, self.terms)
         self._seals[key] += [f"{self._uri(key.file)}: {what}" for what in check.differences()]
         self._verified.add(key)
 
-    def _targets(self, key: ArchivedKey, folder: Path) -> Iterator[TargetRows]:
+    def _held(self, key: ArchivedKey, folder: Path) -> Iterator["_HeldRows"]:
         """What each realtime server that is in the archive holds of an hour; one with a damaged file is left out."""
         for note in self._messages.get((key.origin, key.hour), ()):
             name = self._uri(note.key.file)
-            if not note.sha256:
-                yield _nothing_held(Target(name, note.key.log_id, note.start_offset))
-                continue
-            try:
-                yield read_message(name, note.key, self._fetch(note, folder))
-            except DamagedData as error:
-                self._fault(note.key, f"{error.path}: {error.what}")
+            rows: Iterator[TargetRows] = iter(())
+            if note.sha256:
+                try:
+                    rows = read_message(name, note.key, self._fetch(note, folder))
+                except DamagedData as error:
+                    self._fault(note.key, f"{error.path}: {error.what}")
+                    continue
+            yield _HeldRows(Target(name, note.key.log_id, note.start_offset), rows)
 
     def _fetch(self, note: Note, folder: Path) -> Path:
         name = self._uri(note.key.file)
@@ -209,15 +206,17 @@ class _Books:
                 self._seals[note.key].append("the seal before it is not the one that it follows")
             number, before = seal.number, seal.sha256
 
-    def _compare_removed(self, note: Note, realtime: TargetRows) -> None:
+    def _compare_removed(self, note: Note, held: Sequence["_HeldRows"]) -> None:
         """Compare the seal of an hour whose rows are nowhere any more with what realtime servers held of it."""
         facts = _seal_of(note).facts
-        sealed = Tally(facts.dispatched, facts.tally_first, facts.tally_second)
-        held = tally(realtime.sequence, realtime.deliver_at_ms, realtime.hashes())
-        if held.rows > sealed.rows + facts.in_doubt or (
-            held.rows == sealed.rows and not facts.in_doubt and held != sealed
-        ):
-            what = f"its realtime servers held {held.rows} messages of it with the tally {held.digest}"
+        sealed, found = Tally(facts.dispatched, facts.tally_first, facts.tally_second), Tally()
+        for each in held:
+            for rows in each.pieces:
+                found += tally(rows.sequence, rows.deliver_at_ms, rows.hashes())
+        self.deleted_rows += found.rows
+        same = found == sealed or found.rows < sealed.rows or facts.in_doubt
+        if found.rows > sealed.rows + facts.in_doubt or not same:
+            what = f"its realtime servers held {found.rows} messages of it with the tally {found.digest}"
             self._fault(note.key, f"{what}, its seal says {sealed.rows} with {sealed.digest}")
 
     def _fault(self, key: ArchivedKey, what: str) -> None:
@@ -233,14 +232,32 @@ def _seal_of(note: Note) -> Seal:
     return note.seal
 
 
-def _nothing_held(target: Target) -> TargetRows:
-    none = np.empty(0, np.int64)
-    return TargetRows(none.view(np.uint64), none, none, np.empty(0, BATCH), (target,), (), none.view(np.uint64))
+class _HeldRows:
+    """The rows of one realtime server, taken from the front; only some pieces of its file are in memory."""
+
+    def __init__(self, target: Target, pieces: Iterator[TargetRows]) -> None:
+        none = np.empty(0, np.int64)
+        ids = none.view(np.uint64)
+        self.pieces = pieces
+        self._rest = TargetRows(ids, none, none, np.empty(0, BATCH), (target,), (), ids)
+
+    def below(self, until: int | None) -> TargetRows:
+        """The next rows, with sequences below this; None: all that are left."""
+        taken = [self._rest]
+        while until is None or not len(taken[-1].sequence) or int(taken[-1].sequence[-1]) < until:
+            piece = next(self.pieces, None)
+            if piece is None:
+                break
+            taken.append(piece)
+        last = taken[-1]
+        end = len(last.sequence) if until is None else int(np.searchsorted(last.sequence, np.uint64(until)))
+        self._rest, taken[-1] = last.take(slice(end, len(last.sequence))), last.take(slice(0, end))
+        return join_pieces(taken)
 
 
-def _with_bounds(pieces: Iterator[ArchivedRows]) -> Iterator[tuple[ArchivedRows, int | None]]:
+def _with_bounds(pieces: Iterator[SealedRows]) -> Iterator[tuple[SealedRows, int | None]]:
     """Each piece with the first sequence of the next one; None behind the last."""
-    before: ArchivedRows | None = None
+    before: SealedRows | None = None
     for piece in pieces:
         if before is not None:
             yield before, int(piece.schedule.sequence[0])

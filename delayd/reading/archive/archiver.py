@@ -32,16 +32,23 @@ from delayd.reading.archive.notes import (
     file_sha256,
     key_of_note,
 )
-from delayd.reading.archive.rows import count_archived, read_message, read_schedule, write_message, write_schedule
+from delayd.reading.archive.rows import (
+    count_archived,
+    join_pieces,
+    read_message,
+    read_schedule,
+    write_message,
+    write_schedule,
+)
 from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
 from delayd.reading.files.origins import NO_HOURS, part_hour, read_hour, read_outcomes
-from delayd.reading.files.row_arrays import Sorter, TargetRows
+from delayd.reading.files.row_arrays import Sorter, Sparse, TargetRows
 from delayd.reading.files.stored_groups import LogMoved, TornTail, until_still
 from delayd.reading.files.target_index import TargetIndex, TargetIndexer, read_target_rows
 from delayd.reading.plan import PART_ROWS_MAX
 from delayd.reading.seals import SealBook, SealCheck, SealState
-from delayd.reading.tables import LogTables
+from delayd.reading.tables import SealedRows
 
 Progress = Callable[[int, int], None]  # Files done, files in all.
 
@@ -71,7 +78,7 @@ def archive_directory(
     Args:
         data: the directory that `delayd up --data` was given, or one server's.
         store: where the archive is.
-        progress: called with the files done and all files.
+        progress: called with the files done and all files that are known to be missing.
         disk: where ``data`` is.
 
     Raises:
@@ -100,6 +107,8 @@ class _Run:
     folder: Path  # Where files are made.
     progress: Progress | None
     noted: set[ArchivedKey]  # Those of which a note is in the archive.
+    _done: int = 0
+    _total: int = 0
     _before: int = 0
     _not_sealed: int = 0
     _written: list[Note] = field(default_factory=list)
@@ -125,9 +134,10 @@ class _Run:
         keys = {hour: _schedule_key(sealed[hour]) for hour in sealed if hour in ready}
         wanted = [hour for hour, key in keys.items() if key not in self.noted]
         self._before += len(keys) - len(wanted)
-        for done, hour in enumerate(wanted, 1):
+        self._total += len(wanted)
+        for hour in wanted:
             self._archive_schedule(directory, sealed[hour])
-            self._step(done, len(wanted))
+            self._step()
 
     def archive_messages(self, directory: Directory) -> None:
         """Archive what a realtime server holds of the hours whose schedules are in the archive."""
@@ -137,13 +147,15 @@ class _Run:
         self._before += len(keys) - len(wanted)
         if wanted:
             index = until_still(directory.path, lambda: self._index(directory))
-        for done, key in enumerate(wanted, 1):
+        self._total += len(wanted)
+        for key in wanted:
             self._archive_message(directory, index, key)
-            self._step(done, len(wanted))
+            self._step()
 
-    def _step(self, done: int, total: int) -> None:
+    def _step(self) -> None:
+        self._done += 1
         if self.progress is not None:
-            self.progress(done, total)
+            self.progress(self._done, self._total)
 
     def _index(self, directory: Directory) -> TargetIndex:
         torn: list[TornTail] = []
@@ -178,17 +190,21 @@ class _Run:
         parts: list[range] | list[None] = [None]
         if seal.facts.rows > PART_ROWS_MAX:
             parts = part_hour(self.disk, snapshot, NO_HOURS, hour, PART_ROWS_MAX)
-        write_schedule(path, _schedule_key(seal), (self._tables(snapshot, hour, part) for part in parts))
+        write_schedule(path, _schedule_key(seal), (self._rows(snapshot, hour, part) for part in parts))
         return True
 
-    def _tables(self, snapshot: ScheduleSnapshot, hour: int, part: range | None) -> LogTables:
-        directory = snapshot.directory
-        return LogTables(
-            hour,
-            directory.log_id,
-            lambda: read_hour(self.disk, snapshot, NO_HOURS, hour, part),
-            lambda: read_outcomes(self.disk, directory, hour, part=part),
-        )
+    def _rows(self, snapshot: ScheduleSnapshot, hour: int, part: range | None) -> SealedRows:
+        sorter = Sorter()
+        found = read_outcomes(self.disk, snapshot.directory, hour, part=part)
+        schedule = read_hour(self.disk, snapshot, NO_HOURS, hour, part, sorter)
+        others = found.others(np.arange(len(found.sequences)))
+        named = np.flatnonzero(others)
+        sparse = Sparse(found.sequences[named], others[named].view(np.int64))
+        outcomes = sorter.outcomes(found)
+        if not np.array_equal(schedule.sequence, outcomes.sequences):
+            path = schedule_path(snapshot.directory.path, hour)
+            raise DamagedData(path, 0, "the hour is sealed, and not each of its rows has exactly one outcome")
+        return SealedRows(schedule, outcomes, sparse)
 
     def _archive_message(self, directory: Directory, index: TargetIndex, key: ArchivedKey) -> None:
         batches = index.batches
@@ -264,7 +280,8 @@ def _differs(key: ArchivedKey, name: str, path: Path, facts: SealFacts) -> list[
 def _other_rows(key: ArchivedKey, name: str, path: Path, own: TargetRows) -> list[str]:
     """Where a file of the archive lacks rows of a realtime log, or has others; it may have older ones besides."""
     start = int(own.batches["offset"].min())
-    columns = (_told(each, start) for each in (read_message(name, key, path), own))
+    there = join_pieces(list(read_message(name, key, path)))
+    columns = (_told(each, start) for each in (there, own))
     if all(np.array_equal(*pair) for pair in zip(*columns, strict=True)):
         return []
     return [f"it has other rows from offset {start} on"]

@@ -7,8 +7,9 @@ Importing it needs pyarrow.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +23,9 @@ from delayd.log.hour import PART, OutcomeRows
 from delayd.outcome import Outcome
 from delayd.reading.archive.notes import VERSION, ArchivedKey
 from delayd.reading.arrow import TYPES
-from delayd.reading.files.row_arrays import BATCH, ScheduleRows, Sparse, Target, TargetRows, UInt64s
-from delayd.reading.parquet import ParquetRows
-from delayd.reading.tables import ARCHIVED_MESSAGE, ARCHIVED_SCHEDULE, REASONS, LogTables, Types
+from delayd.reading.files.row_arrays import BATCH, ScheduleRows, Sorter, Sparse, Target, TargetRows, UInt64s, rises
+from delayd.reading.parquet import GROUP_ROWS, ParquetRows
+from delayd.reading.tables import ARCHIVED_MESSAGE, ARCHIVED_SCHEDULE, REASONS, SealedRows, Types
 
 SCHEDULE_TYPES: Types = {name: kind for name, (kind, _) in ARCHIVED_SCHEDULE.items()}
 MESSAGE_TYPES: Types = {name: kind for name, (kind, _) in ARCHIVED_MESSAGE.items()}
@@ -35,27 +36,23 @@ OUTCOME_CODES = {outcome.name: int(outcome) for outcome in Outcome}
 REASON_CODES = {name: code for code, name in enumerate(REASONS)}
 
 
-class ArchivedRows(NamedTuple):
-    """Rows of an hour by rising sequence, each with its outcome."""
-
-    schedule: ScheduleRows
-    outcomes: OutcomeRows
-
-
-def write_schedule(path: Path, key: ArchivedKey, parts: Iterable[LogTables]) -> None:
+def write_schedule(path: Path, key: ArchivedKey, parts: Iterable[SealedRows]) -> None:
     """Write an hour of a delay server; its parts rise by sequence."""
     with closing(ParquetRows(path, SCHEDULE_TYPES, key.facts)) as file:
-        for tables in parts:
-            file.write({name: make(tables) for name, (_, make) in ARCHIVED_SCHEDULE.items()})
+        for part in parts:
+            for piece in part.pieces(GROUP_ROWS):
+                file.write({name: make(piece) for name, (_, make) in ARCHIVED_SCHEDULE.items()})
 
 
 def write_message(path: Path, key: ArchivedKey, rows: TargetRows) -> None:
     """Write what a realtime server, the one target of these rows, holds of an hour, by rising sequence."""
     with closing(ParquetRows(path, MESSAGE_TYPES, {**key.facts, START: str(rows.targets[0].start)})) as file:
-        file.write({name: make(rows) for name, (_, make) in ARCHIVED_MESSAGE.items()})
+        for first in range(0, len(rows.sequence), GROUP_ROWS):
+            piece = rows.take(slice(first, first + GROUP_ROWS))
+            file.write({name: make(piece) for name, (_, make) in ARCHIVED_MESSAGE.items()})
 
 
-def read_schedule(name: str, key: ArchivedKey, path: Path) -> Iterator[ArchivedRows]:
+def read_schedule(name: str, key: ArchivedKey, path: Path) -> Iterator[SealedRows]:
     """Read a file of the table ``schedule`` piece by piece, by rising sequence; ``name`` is what errors call it.
 
     Raises:
@@ -79,49 +76,51 @@ def count_archived(path: Path) -> tuple[int, int]:
     return int(said.num_rows), int((said.metadata or {}).get(START.encode(), b"0"))
 
 
-def read_message(name: str, key: ArchivedKey, path: Path) -> TargetRows:
-    """Read a file of the table ``message``, whole; see `read_schedule`. Its one target is the archived server."""
+def read_message(name: str, key: ArchivedKey, path: Path) -> Iterator[TargetRows]:
+    """Read a file of the table ``message``, see `read_schedule`. The one target of its rows is the archived server."""
     with _named_damage(name):
-        start_offset = count_archived(path)[1]
-    pieces = list(_pieces(name, key, path, MESSAGE_TYPES))
-    columns = {each: [piece.longs(each) for piece in pieces] for each, kind in MESSAGE_TYPES.items() if kind == "long"}
-    found = {each: np.concatenate([np.empty(0, np.int64), *parts]) for each, parts in columns.items()}
-    subjects: dict[str, int] = {}
-    numbers = [np.empty(0, np.int64)]
-    for piece in pieces:
-        index, names = piece.names("subject")
-        own = np.array([subjects.setdefault(each, len(subjects)) for each in names] or [0])
-        numbers.append(own[index])
-    subject = np.concatenate(numbers)
-    batches, batch_of = _runs(BATCH, {"subject": subject, **{each: found[each] for each in BATCH_LONGS}})
-    batches["hour"], batches["origin_log_id"], batches["decided"] = key.hour, key.origin, 1
-    batches["count"] = np.bincount(batch_of, minlength=len(batches))
-    sequence = found["sequence"].view(np.uint64)
-    if not (sequence[1:] >= sequence[:-1]).all():
-        raise DamagedData(name, 0, "its sequences do not rise")
-    targets = (Target(name, key.log_id, start_offset),)
-    hashes = found["content_hash"].view(np.uint64)
-    return TargetRows(sequence, found["deliver_at_ms"], batch_of, batches, targets, tuple(subjects), hashes)
+        target = Target(name, key.log_id, count_archived(path)[1])
+    last = np.uint64(0)
+    for piece in _pieces(name, key, path, MESSAGE_TYPES):
+        subject, subjects = piece.names("subject")
+        batches, batch_of = _runs(BATCH, {"subject": subject, **{each: piece.longs(each) for each in BATCH_LONGS}})
+        batches["hour"], batches["origin_log_id"], batches["decided"] = key.hour, key.origin, 1
+        batches["count"] = np.bincount(batch_of, minlength=len(batches))
+        sequence, hashes = (piece.longs(each).view(np.uint64) for each in ("sequence", "content_hash"))
+        if len(sequence) and (sequence[0] < last or not rises(sequence)):
+            raise DamagedData(name, 0, "its sequences do not rise")
+        last = sequence[-1] if len(sequence) else last
+        due = piece.longs("deliver_at_ms")
+        yield TargetRows(sequence, due, batch_of, batches, (target,), tuple(subjects), hashes)
 
 
 def join_targets(parts: Sequence[TargetRows]) -> TargetRows:
     """The rows of several realtime servers as those of one audit, by rising sequence."""
+    numbered = []
+    for number, part in enumerate(parts):
+        batches = part.batches.copy()
+        batches["target"] = number
+        numbered.append(replace(part, batches=batches))
+    targets = tuple(target for part in parts for target in part.targets)
+    return Sorter().stored(replace(join_pieces(numbered), targets=targets))
+
+
+def join_pieces(parts: Sequence[TargetRows]) -> TargetRows:
+    """Rows of the same realtime servers, one behind the other."""
     names: dict[str, int] = {}
     batches, batch_of, first = [np.empty(0, BATCH)], [np.empty(0, np.int64)], 0
-    for number, part in enumerate(parts):
+    for part in parts:
         own = part.batches.copy()
         numbers = np.array([names.setdefault(each, len(names)) for each in part.subjects] or [0], np.uint32)
-        own["target"], own["subject"] = number, numbers[own["subject"]] if len(own) else 0
+        own["subject"] = numbers[own["subject"]]
         batches.append(own)
         batch_of.append(part.batch_of + first)
         first += len(own)
     sequence = np.concatenate([np.empty(0, np.uint64), *(part.sequence for part in parts)])
-    order = np.argsort(sequence, kind="stable")
     due = np.concatenate([np.empty(0, np.int64), *(part.deliver_at_ms for part in parts)])
     hashes = np.concatenate([np.empty(0, np.uint64), *(part.hashes() for part in parts)])
-    targets = tuple(target for part in parts for target in part.targets)
-    rows = (sequence[order], due[order], np.concatenate(batch_of)[order], np.concatenate(batches))
-    return TargetRows(*rows, targets, tuple(names), hashes[order])
+    rows = sequence, due, np.concatenate(batch_of), np.concatenate(batches)
+    return TargetRows(*rows, parts[0].targets if parts else (), tuple(names), hashes)
 
 
 class _Piece:
@@ -189,7 +188,7 @@ def _named_damage(name: str) -> Iterator[None]:
         raise DamagedData(name, 0, f"it can't be read as Parquet: {first_line}") from error
 
 
-def _scheduled(piece: _Piece) -> ArchivedRows:
+def _scheduled(piece: _Piece) -> SealedRows:
     sequence = piece.longs("sequence").view(np.uint64)
     due, hashes = piece.longs("deliver_at_ms"), piece.longs("content_hash").view(np.uint64)
     subject, subjects = piece.names("subject")
@@ -213,7 +212,8 @@ def _scheduled(piece: _Piece) -> ArchivedRows:
     parts["count"] = np.bincount(part_of, minlength=len(parts))
     other = piece.longs("outcome_content_hash").view(np.uint64)
     stated = np.where(piece.known("outcome_content_hash"), other, hashes)
-    return ArchivedRows(schedule, OutcomeRows(sequence, due, parts, part_of, stated))
+    others = _sparse(piece, "other_sequence", sequence)
+    return SealedRows(schedule, OutcomeRows(sequence, due, parts, part_of, stated), others)
 
 
 def _sparse(piece: _Piece, name: str, sequence: UInt64s, dtype: type = np.int64) -> Sparse:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from delayd.errors import BadArgument, BadSetting, DiskFull, NotWritable, ServerUnavailable
 from delayd.machine.disk import RealDisk
+from delayd.reading.archive.notes import NOTES, SCHEDULE
 from delayd.reading.tables import need
 
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")  # Those of obstore that refuse to write over an object.
@@ -52,8 +53,9 @@ def open_store(uri: str) -> ArchiveStore:
 
     Raises:
         BadArgument: it is no such address.
-        BadSetting: obstore is missing, or the environment has a setting that it does not take.
+        BadSetting: pyarrow or obstore is missing, or the environment has a setting that obstore does not take.
     """
+    need("pyarrow", "an archive", "archive")
     scheme = urlsplit(uri).scheme if "://" in uri else ""
     if scheme in ("", "file"):
         return FolderStore(urlsplit(uri).path if scheme else uri)
@@ -61,6 +63,11 @@ def open_store(uri: str) -> ArchiveStore:
         raise BadArgument(f"{uri} is no place of an archive; give a folder, or s3://BUCKET/PATH, gs://… or az://…")
     need("obstore", "an archive in an object store", "archive")
     return ObjectStore(uri)
+
+
+def is_archive(place: str) -> bool:
+    """Whether this names an archive: any URI does, and a folder with notes of an archive."""
+    return "://" in place or os.path.isdir(f"{place}/{NOTES}/{SCHEDULE}")
 
 
 class FolderStore:
@@ -146,7 +153,7 @@ class ObjectStore:
 
     def fetch(self, name: str, folder: Path) -> Path:
         """See ArchiveStore."""
-        path = folder / "fetched"
+        path = folder / name.replace("/", "-")
         with self._named_errors(name):
             found = self._obstore.get(self._store, name)
             with path.open("wb") as file:
