@@ -19,7 +19,8 @@ What else is asked
     verify              each byte against its checksum
     tables, arrow       the logs, and what realtime servers sum up, as columns for other engines
     data                `delayd.open_data`: hours and messages with what became of them (docs/reading.md)
-    export              tables as files
+    parquet, export     tables as files
+    archive             sealed hours as files that outlive retention, and their audit (docs/archive.md)
 
 An hour's audit: `plan` bounds the files; for each hour (or part of one) `files.origins` reads its schedule side and
 outcomes, `files.targets` the rows at realtime servers; `audit` sorts, joins and compares them; `books` adds up. A find

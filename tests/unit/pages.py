@@ -315,6 +315,14 @@ def _columns() -> Iterator[str]:
         yield f"| `{table}` | {', '.join(f'`{name}`{kind}' for name, kind in named)} |"
 
 
+def _archived_columns() -> Iterator[str]:
+    yield from ("| table | columns |", "|---|---|")
+    kinds = {"schedule": tables.ARCHIVED_SCHEDULE, "message": tables.ARCHIVED_MESSAGE}
+    for table, made in kinds.items():
+        named = ((name, "" if kind == "long" else f" {kind}") for name, (kind, _) in made.items())
+        yield f"| `{table}` | {', '.join(f'`{name}`{kind}' for name, kind in named)} |"
+
+
 def _findings() -> Iterator[str]:
     yield from ("| finding | what it says of a message |", "|---|---|")
     for kind, sentences in SENTENCES.items():
@@ -435,6 +443,7 @@ STATE_KEYS = (
 )
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "columns": _columns,
+    "archived_columns": _archived_columns,
     "commands": _commands,
     "findings": _findings,
     "declared_rows": _declared_rows,

@@ -53,6 +53,11 @@ def audit_archive(
 ) -> AuditReport:
     """Audit every hour of an archive; nothing in it is changed.
 
+    Example::
+
+        report = audit_archive(open_store("s3://books/delayd"), now_ms=time.time_ns() // 1_000_000)
+        print(report.balanced, report.total.lost, [fault.detail for fault in report.faults])
+
     Args:
         store: where the archive is.
         now_ms: the wall clock, in milliseconds since the epoch, for the report.

@@ -136,7 +136,7 @@ class _Run:
         self._before += len(keys) - len(wanted)
         self._total += len(wanted)
         for hour in wanted:
-            self._archive_schedule(directory, sealed[hour])
+            snapshot = self._archive_schedule(snapshot, sealed[hour])
             self._step()
 
     def archive_messages(self, directory: Directory) -> None:
@@ -163,12 +163,18 @@ class _Run:
         indexer.scan(newer=False)
         return indexer.index()
 
-    def _archive_schedule(self, directory: Directory, seal: Seal) -> None:
-        key, facts = _schedule_key(seal), seal.facts
+    def _archive_schedule(self, snapshot: ScheduleSnapshot, seal: Seal) -> ScheduleSnapshot:
+        """Archive a sealed hour, and return the snapshot by which it was read: a newer one if retention went on."""
+        key, facts, directory = _schedule_key(seal), seal.facts, snapshot.directory
         source, path = schedule_path(directory.path, facts.hour), self.folder / "schedule"
         note = Note(key, facts.rows, seal=seal)
+
+        def look_again() -> None:
+            nonlocal snapshot
+            snapshot = take_snapshot(self.disk, directory)
+
         try:
-            is_there = until_still(directory.path, lambda: self._write_schedule(directory, seal, path))
+            is_there = until_still(directory.path, lambda: self._write_schedule(snapshot, seal, path), look_again)
             differs = _differs(key, source, path, facts) if is_there else []
         except DamagedData as error:
             differs = [error.message]
@@ -179,11 +185,12 @@ class _Run:
         else:
             self._note(note)
             self._removed.append(key)
+        return snapshot
 
-    def _write_schedule(self, directory: Directory, seal: Seal, path: Path) -> bool:
+    def _write_schedule(self, snapshot: ScheduleSnapshot, seal: Seal, path: Path) -> bool:
         """Write a sealed hour into a local file; False when retention has removed it."""
-        snapshot, hour = take_snapshot(self.disk, directory), seal.facts.hour
-        if not self.disk.exists(schedule_path(directory.path, hour)):
+        hour = seal.facts.hour
+        if not self.disk.exists(schedule_path(snapshot.directory.path, hour)):
             filed = snapshot.hours.get(hour)
             if filed is None or filed.removed:
                 return False

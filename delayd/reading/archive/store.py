@@ -4,11 +4,12 @@ Invariant: a file of an archive appears whole or not at all, and is never writte
 beside its place and linked to it; in an object store it is put on condition that nothing is there yet.
 """
 
-import mmap
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,10 @@ from delayd.reading.tables import need
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")  # Those of obstore that refuse to write over an object.
 UNFINISHED = ".unfinished-"  # Readers of Parquet folders leave out names that begin with a dot.
 CHUNK_BYTES = 4 << 20
+REFUSED = re.compile(r"status code: 40[13]\b")
+REFUSALS = ("PermissionDeniedError", "UnauthenticatedError")
+RETRIES_MAX = 5  # After waits of 0.1, 0.2, 0.4 s and so on: 3 s in all. Then an operator should hear of it.
+RETRY_SECONDS_MAX = 60
 
 
 class ArchiveStore(Protocol):
@@ -127,7 +132,10 @@ class ObjectStore:
         self._obstore = obstore
         self.uri = uri.rstrip("/")
         with self._named_errors(""):
-            self._store = from_url(self.uri)
+            self._store = from_url(
+                self.uri,
+                retry_config={"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_SECONDS_MAX)},
+            )
 
     def names(self, folder: str) -> Iterator[str]:
         """See ArchiveStore."""
@@ -139,12 +147,10 @@ class ObjectStore:
         """See ArchiveStore."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        with self._named_errors(name), file.open("rb") as written:
-            # The bytes are sent from the page cache: a file of an hour may be larger than this process should be.
-            view = mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ)
+        with self._named_errors(name):
             try:
                 # Only a single request can have a condition, so nothing is sent in parts.
-                self._obstore.put(self._store, name, view, mode="create", use_multipart=False)
+                self._obstore.put(self._store, name, file, mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 return False
             finally:
@@ -169,25 +175,21 @@ class ObjectStore:
 
     @contextmanager
     def _named_errors(self, name: str) -> Iterator[None]:
-        from obstore.exceptions import (
-            BaseError,
-            NotSupportedError,
-            PermissionDeniedError,
-            UnauthenticatedError,
-            UnknownConfigurationKeyError,
-        )
+        from obstore.exceptions import BaseError, NotSupportedError, UnknownConfigurationKeyError
 
         path = f"{self.uri}/{name}"
         try:
             yield
-        except (PermissionDeniedError, UnauthenticatedError) as error:
-            what = f"{path} is refused ({_first_line(error)}); give the environment credentials that may list, get, put"
-            raise BadSetting(what) from error
         except (UnknownConfigurationKeyError, NotSupportedError) as error:
             raise BadSetting(f"{path} can't be used: {_first_line(error)}") from error
         except BaseError as error:
+            what = _first_line(error)
+            # A listing that is refused has no class of its own.
+            if REFUSED.search(what) or type(error).__name__ in REFUSALS:
+                what = f"{path} is refused ({what}); give the environment credentials that may list, get and put there"
+                raise BadSetting(what) from error
             raise ServerUnavailable(
-                f"{path} can't be read or written: {_first_line(error)}; run this again, what is archived stays"
+                f"{path} can't be read or written: {what}; run this again, what is archived stays"
             ) from error
 
 

@@ -14,7 +14,7 @@ from delayd.errors import BadSetting, DamagedData, DiskFull
 from delayd.hours import hour_name
 from delayd.log.pull import PullEntry, PullOp
 from delayd.outcome import Outcome
-from delayd.reading import export
+from delayd.reading import export, parquet
 from delayd.reading.export import export_directory
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 
@@ -100,9 +100,9 @@ def test_nothing_is_left_of_an_export_that_failed(books: Books, tmp_path: Path) 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
 def test_a_full_disk_is_named(books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    for name in ("_CsvWriter", "_ParquetWriter"):
-        writer = getattr(export, name)
-        monkeypatch.setattr(export, name, lambda path, types, writer=writer: writer(Path("/dev/full"), types))
+    for module, name in ((export, "_CsvWriter"), (parquet, "ParquetRows")):
+        writer = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda path, types, writer=writer: writer(Path("/dev/full"), types))
     with pytest.raises(DiskFull, match=r"no space is left for .*/out"):
         export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS, form=form)
     assert list((tmp_path / "out").iterdir()) == []

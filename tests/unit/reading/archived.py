@@ -1,0 +1,43 @@
+"""The books of the archive's tests, and what all of them look at."""
+
+from pathlib import Path
+
+from delayd.outcome import Outcome, Reason
+from delayd.reading.archive.archive_audit import audit_archive
+from delayd.reading.archive.notes import MESSAGE, SCHEDULE, ArchivedKey
+from delayd.reading.archive.store import ArchiveStore, FolderStore
+from delayd.reading.books import AuditReport
+from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
+
+HOURS = 3
+NOW_MS = START_MS + (HOURS + 1) * HOUR_MS
+FILES = 2 * HOURS
+SCHEDULE_KEY = ArchivedKey(SCHEDULE, HOUR, DELAY_ID, DELAY_ID)
+MESSAGE_KEY = ArchivedKey(MESSAGE, HOUR, REALTIME_ID, DELAY_ID)
+
+
+def write_books(path: Path) -> Books:
+    """Hours with rows of two subjects and each kind of outcome, all of them sealed."""
+    books = Books(str(path))
+    for hour in range(HOURS):
+        begin = START_MS + hour * HOUR_MS
+        for part in range(2):
+            due = [begin + 1_000 * (2 * row + part) for row in range(8)]
+            sent = books.send(due, subjects=("orders", "bills"), keys=[f"key {row}" for row in range(8)])
+            books.hand_over(sent[:5], delay_ms=5)
+            books.decide(sent[5:6], Outcome.IN_DOUBT)
+            books.decide(sent[6:7], Outcome.CANCELLED, reason=Reason.CANCELLED, claimed_at_ms=begin)
+            books.decide(sent[7:], Outcome.CANCELLED, reason=Reason.MOVED, claimed_at_ms=begin, other=3)
+            books.checkpoint()
+        books.seal(HOUR + hour)
+    books.see_realtime(NOW_MS)
+    return books
+
+
+def audited(store: ArchiveStore) -> AuditReport:
+    return audit_archive(store, now_ms=NOW_MS, findings_limit=None)
+
+
+def tree(store: FolderStore) -> dict[str, bytes]:
+    """All files of an archive."""
+    return {name: (Path(store.uri) / name).read_bytes() for name in store.names("")}
