@@ -172,12 +172,10 @@ def collect_frame(
     """Audit the hours of a plan. Raises LogMoved when files went away meanwhile."""
     parts = plan.split(tasks_of(tasks))
     rows = audit_frame(session, parts, findings_limit).toArrow().to_pylist() if parts else []
-    return report_of(rows, data, now_ms, plan, findings_limit)
+    return report_of(rows, data, plan, findings_limit)
 
 
-def report_of(
-    rows: Iterable[dict[str, Any]], data: str, now_ms: int, plan: AuditPlan, findings_limit: int | None
-) -> AuditReport:
+def report_of(rows: Iterable[dict[str, Any]], data: str, plan: AuditPlan, findings_limit: int | None) -> AuditReport:
     """Make the report on a plan from the rows of an `audit_frame`. Raises LogMoved when files went away meanwhile."""
     collected = Collected(findings_limit)
     books = seal_books(RealDisk(), plan)
@@ -192,7 +190,7 @@ def report_of(
         # An hour that sealed after the driver had read the seals has none to compare with.
         if row["seal_differs"] is not None and book.has_standing(summary.hour):
             book.note(summary.hour, row["seal_differs"])
-    return collected.report(data, now_ms, plan, books, plan_faults(RealDisk(), plan, books))
+    return collected.report(data, plan.origins[0].terms, plan, books, plan_faults(RealDisk(), plan, books))
 
 
 def tasks_of(wanted: str | int | None) -> int:

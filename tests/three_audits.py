@@ -43,7 +43,7 @@ def audit_three_ways(data: Path, now_ms: int, folder: Path, *, spark: bool) -> A
     def audit() -> Audits:
         shutil.rmtree(folder, ignore_errors=True)
         plan, tails = plan_audit(disk, str(data), now_ms)
-        report = report_plan(disk, str(data), now_ms, plan, tails, None)
+        report = report_plan(disk, str(data), plan, tails, None)
         export_plan(disk, plan, str(folder), tails=tails)
         sql = audit_by_sql(folder)
         told = differences(report, sql)

@@ -13,7 +13,7 @@ from delayd.batch.content import Tally
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.hour import RESTORED_STEP, OutcomeRows, Seal, dispatch_path
 from delayd.machine.disk import Disk, RealDisk
-from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, audit_hour
 from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.files.directory import ScheduleSnapshot
 from delayd.reading.files.origins import MessageTail, read_outcomes
@@ -135,7 +135,7 @@ class Collected:
             self._faults = sorted(self._faults + faults)[: self._limit]
 
     def report(
-        self, data: str, now_ms: int, plan: AuditPlan, books: Mapping[int, SealBook], totals: Sequence[Finding]
+        self, data: str, terms: AuditTerms, plan: AuditPlan, books: Mapping[int, SealBook], totals: Sequence[Finding]
     ) -> AuditReport:
         """The report on all hours that were added, on the seals, and on contradictions between totals."""
         faults = (*totals, *self._faults)[: self._limit]
@@ -144,7 +144,7 @@ class Collected:
         total = replace(sum_up(summaries), subjects=self._subjects.figures())
         return AuditReport(
             data=data,
-            read_at_ms=now_ms,
+            read_at_ms=terms.now_ms,
             hours=tuple(summaries),
             total=total,
             findings=tuple(findings),
@@ -159,8 +159,8 @@ class Collected:
             acceptances=plan.acceptances,
             findings_sha256=self._sha256,
             caused=tuple(sorted(self._caused, key=lambda each: (each.log_id, each.hour, each.cause))),
-            late_ms_limit=plan.origins[0].terms.late_ms_limit,
-            lost_grace_ms=plan.origins[0].terms.lost_grace_ms,
+            late_ms_limit=terms.late_ms_limit,
+            lost_grace_ms=terms.lost_grace_ms,
         )
 
 
@@ -203,7 +203,7 @@ def audit_directory(
 
     def audit() -> AuditReport:
         plan, tails = plan_audit(disk, data, now_ms, hours, late_ms_limit, lost_grace_ms, consumption=consumption)
-        return report_plan(disk, data, now_ms, plan, tails, findings_limit, progress)
+        return report_plan(disk, data, plan, tails, findings_limit, progress)
 
     return until_still(data, audit)
 
@@ -211,7 +211,6 @@ def audit_directory(
 def report_plan(
     disk: Disk,
     data: str,
-    now_ms: int,
     plan: AuditPlan,
     tails: Sequence[MessageTail],
     findings_limit: int | None,
@@ -226,7 +225,7 @@ def report_plan(
         collected.add(summary, found.first(findings_limit), found.caused(), found.sha256)
         if progress is not None:
             progress(len(collected.summaries), plan.hour_count)
-    return collected.report(data, now_ms, plan, books, plan_faults(disk, plan, books))
+    return collected.report(data, plan.origins[0].terms, plan, books, plan_faults(disk, plan, books))
 
 
 def plan_faults(disk: Disk, plan: AuditPlan, books: Mapping[int, SealBook]) -> list[Finding]:

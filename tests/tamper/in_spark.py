@@ -54,14 +54,14 @@ def compare_in_spark(session: SparkSession, folders: Mapping[str, str], now_ms: 
         except (BadArgument, DamagedData, LogMoved):
             verdicts["unreadable"] += 1
             continue  # Spark's driver makes the plan by the same code, so both end with the same words.
-        expected[name] = _said(partial(report_plan, RealDisk(), data, now_ms, plan, tails, None))
+        expected[name] = _said(partial(report_plan, RealDisk(), data, plan, tails, None))
     owners = [(name, part) for name, plan in plans.items() for part in plan.split(PARTS)]
     rows = defaultdict[str, list[dict[str, Any]]](list)
     for row in audit_frame(session, [part for _, part in owners], None, TASKS).toArrow().to_pylist():
         rows[owners[row["part"]][0]].append(row)
     differences: dict[str, list[str]] = {}
     for name, plan in plans.items():
-        ours, theirs = expected[name], _said(partial(report_of, rows[name], folders[name], now_ms, plan, None))
+        ours, theirs = expected[name], _said(partial(report_of, rows[name], folders[name], plan, None))
         if isinstance(ours, AuditReport):
             verdicts["sound" if ours.balanced else "unsound"] += 1
         else:

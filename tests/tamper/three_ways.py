@@ -30,7 +30,7 @@ def sql_differences(disk: MemoryDisk, now_ms: int, folder: Path) -> list[str]:
     """What numpy and SQL say differently of a directory; nothing where both end with the same words."""
     try:
         plan, tails = plan_audit(disk, BOOKS, now_ms)
-        report = report_plan(disk, BOOKS, now_ms, plan, tails, None)
+        report = report_plan(disk, BOOKS, plan, tails, None)
     except (BadArgument, DamagedData, LogMoved):
         return []
     export_plan(disk, plan, str(folder), tails=tails)

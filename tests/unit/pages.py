@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache, partial
 from importlib import import_module
@@ -317,7 +317,10 @@ def _columns() -> Iterator[str]:
 
 def _archived_columns() -> Iterator[str]:
     yield from ("| table | columns |", "|---|---|")
-    kinds = {"schedule": tables.ARCHIVED_SCHEDULE, "message": tables.ARCHIVED_MESSAGE}
+    kinds: dict[str, Mapping[str, tuple[str, object]]] = {
+        "schedule": tables.ARCHIVED_SCHEDULE,
+        "message": tables.ARCHIVED_MESSAGE,
+    }
     for table, made in kinds.items():
         named = ((name, "" if kind == "long" else f" {kind}") for name, (kind, _) in made.items())
         yield f"| `{table}` | {', '.join(f'`{name}`{kind}' for name, kind in named)} |"

@@ -78,10 +78,10 @@ def audit_archive(
     for done, note in enumerate(wanted, 1):
         found, summary = run.audit(note)
         if summary is not None:
-            collected.add(summary, found.first(findings_limit), len(found), found.sha256)
+            collected.add(summary, found.first(findings_limit), found.caused(), found.sha256)
         if progress is not None:
             progress(done, len(wanted))
-    report = collected.report(store.uri, now_ms, AuditPlan((), NO_INDEX), {}, sorted(run.faults))
+    report = collected.report(store.uri, run.terms, AuditPlan((), NO_INDEX), {}, sorted(run.faults))
     return replace(report, seals=tuple(run.seal_reports()), deleted_rows=run.deleted_rows, unnoted=tuple(run.unnoted))
 
 
