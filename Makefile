@@ -67,7 +67,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 
 clean:
-	rm -rf .venv-* build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	rm -rf .venv-* build kernel/build kernel/*.egg-info dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache spark-warehouse
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml

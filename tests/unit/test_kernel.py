@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import struct
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ import delayd
 from delayd import kernel
 from delayd.batch import validate
 from delayd.batch.batch import encode_subject_table, parse
-from delayd.batch.columns import HEADER_BYTES, BatchKind, ColumnArray, ColumnId, SchedulePart
+from delayd.batch.columns import HEADER_BYTES, BatchKind, ColumnArray, ColumnId, SchedulePart, padded
 from delayd.batch.names import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX
 from delayd.batch.sequences import ROW_BITS
 from delayd.batch.validate import check_batch
@@ -199,18 +200,64 @@ def test_a_check_finds_the_same_faults_in_the_same_words(
         assert fault_in(data) == twin
 
 
-@given(encoded(), st.sampled_from([(0, 1 << 20), (1 << 20, 10)]))
-def test_items_over_a_limit_do_not_certainly_fit(pieces: ModuleType, made: bytes, limits: tuple[int, int]) -> None:
-    batch = parse(made)
-    assert pieces.items_fit(batch, HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX)
-    most = {ColumnId.HEADERS_END: limits[0], ColumnId.BODY_END: limits[1]}
-    over = [
-        column
-        for column in most
-        if column in batch and int((np.subtract(*batch.region(column)[::-1])).max()) > most[column]
-    ]
-    if over:
-        assert not pieces.items_fit(batch, *limits)
+WHOLE: dict[str, Any] = {
+    "bodies": [b"12345678", b"abc", b""],
+    "keys": [b"k", b"", b"key"],
+    "tags": [["some"], [], []],
+    "headers": [b"\x80", b"", b"\x81\xa1a\xa1b"],
+}
+
+
+def with_ends(column: ColumnId, ends: list[int]) -> bytes:
+    """The batch WHOLE with other ends in one of its columns."""
+    made = bytearray(messages(**WHOLE))
+    struct.pack_into(f"<{len(ends)}I", made, parse(made).offsets[column], *ends)
+    return with_true_checksums(made)
+
+
+@pytest.mark.parametrize("column", REGIONS)
+def test_ends_that_fall_or_leave_the_heap_are_faults_for_both(pieces: ModuleType, column: ColumnId) -> None:
+    whole = parse(messages(**WHOLE))
+    assert pieces.items_fit(whole, HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX)
+    good = whole.uint32s(column).tolist()
+    heap_bytes = whole.total_bytes - whole.heap_offset
+    for ends in (
+        [good[0], good[0] - 8, good[2]],
+        [0, *good[1:]],
+        [*good[:2], heap_bytes + 1],
+        [*good[:2], (1 << 32) - 1],
+        [(1 << 32) - 8, *good[1:]],
+        [*good[:2], good[2] + 8],
+        [*good[:2], good[2] - 8],
+    ):
+        made = with_ends(column, ends)
+        assert not pieces.items_fit(parse(made), HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX), ends
+        assert fault_in(made) is not None
+
+
+@pytest.mark.parametrize("column", REGIONS)
+def test_bytes_behind_an_item_that_are_not_zeros_are_a_fault_for_both(pieces: ModuleType, column: ColumnId) -> None:
+    whole = parse(messages(**WHOLE))
+    for end in whole.uint32s(column).tolist():
+        for at in range(end, padded(end)):
+            made = bytearray(messages(**WHOLE))
+            made[whole.heap_offset + at] = 1
+            changed = with_true_checksums(made)
+            assert not pieces.items_fit(parse(changed), HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX)
+            assert fault_in(changed) is not None
+
+
+def test_items_as_large_as_allowed_fit_and_larger_ones_may_not(pieces: ModuleType) -> None:
+    for headers_bytes, body_bytes, fits in (
+        (HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX - HEADERS_BYTES_MAX, True),
+        (HEADERS_BYTES_MAX + 1, 8, False),
+        (8, MESSAGE_BYTES_MAX - 7, False),
+        (0, MESSAGE_BYTES_MAX, True),
+        (0, MESSAGE_BYTES_MAX + 1, False),
+    ):
+        made = messages([bytes(body_bytes)], headers=[bytes(headers_bytes)])
+        assert pieces.items_fit(parse(made), HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX) is fits
+        assert (fault_in(made) is None) is fits
 
 
 @settings(max_examples=400)
