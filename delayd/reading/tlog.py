@@ -17,6 +17,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 from delayd.errors import BadArgument, BadSetting
@@ -232,16 +233,12 @@ class Signer(NamedTuple):
     @property
     def key(self) -> Key:
         """Its public key."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        public = Ed25519PrivateKey.from_private_bytes(self.seed).public_key().public_bytes_raw()
+        public = _ed25519().Ed25519PrivateKey.from_private_bytes(self.seed).public_key().public_bytes_raw()
         return Key(self.name, ED25519, bytes(public))
 
     def sign(self, text: str) -> str:
         """Make the signed note of a text that ends with a line feed."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        signature = Ed25519PrivateKey.from_private_bytes(self.seed).sign(text.encode())
+        signature = _ed25519().Ed25519PrivateKey.from_private_bytes(self.seed).sign(text.encode())
         return f"{text}\n{_DASH} {self.name} {to_base64(self.key.id + bytes(signature))}\n"
 
     def encode(self) -> str:
@@ -250,7 +247,7 @@ class Signer(NamedTuple):
 
 
 def parse_signer(text: str) -> Signer:
-    """Read a private key. Raises BadSetting when it is none; the message does not show it."""
+    """Read a private key. Raises BadSetting when it is none, without showing it."""
     words = text.strip().split("+", 4)
     try:
         packed = from_base64(words[4]) if len(words) == 5 else b""
@@ -363,14 +360,23 @@ def parse_signatures(text: str) -> list[NoteSignature]:
 
 
 def _is_signed(key: Key, signature: bytes, text: str) -> bool:
+    made = _ed25519()
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        Ed25519PublicKey.from_public_bytes(key.public).verify(signature, text.encode())
+        made.Ed25519PublicKey.from_public_bytes(key.public).verify(signature, text.encode())
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _ed25519() -> ModuleType:
+    """What makes and verifies signatures. Raises BadSetting when it is not installed."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ModuleNotFoundError:
+        raise BadSetting("signatures of proofs need cryptography: pip install 'delayd[proof]'") from None
+    return ed25519
 
 
 # Proofs.

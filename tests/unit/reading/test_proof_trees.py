@@ -6,9 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayd.reading.tlog import NotProved, Tree, check_consistency, leaf_hash, root_of_path
+from delayd.reading.proofs import check_message
+from delayd.reading.tlog import (
+    LogProof,
+    NotProved,
+    Signer,
+    Tree,
+    check_consistency,
+    checkpoint_body,
+    leaf_hash,
+    parse_checkpoint,
+    parse_growth,
+    parse_proof,
+    parse_signatures,
+    root_of_path,
+)
 from examples.check_proof import root_of
 
+SIGNER = Signer("example.com/log", bytes(range(32)))
+CHECKPOINT = parse_checkpoint(SIGNER.sign(checkpoint_body(SIGNER.name, 3, bytes(32))))
 SIZES = st.one_of(st.integers(0, 70), st.integers(0, 2_000))
 
 
@@ -72,3 +88,28 @@ def test_a_tree_proves_each_earlier_one_and_no_other(new: int, data: st.DataObje
     for place in range(len(proof)):
         with pytest.raises(NotProved):
             check_consistency((old, earlier.root), (new, found.root), proof[:place] + proof[place + 1 :])
+
+
+LINES = st.lists(
+    st.one_of(
+        st.sampled_from(["c2sp.org/tlog-proof@v1", "extra AAAA", "index 0", "old 1", "", *CHECKPOINT.text.split("\n")]),
+        st.text(max_size=20),
+    ),
+    max_size=12,
+).map("\n".join)
+
+
+@given(text=LINES)
+def test_any_text_is_read_or_refused_with_a_sentence(text: str) -> None:
+    for read in (parse_proof, parse_growth, parse_checkpoint, parse_signatures):
+        try:
+            read(text)
+        except NotProved as error:
+            assert str(error)
+
+
+@given(extra=st.one_of(st.binary(max_size=400), st.binary(min_size=288, max_size=288)), version=st.booleans())
+def test_any_extra_data_is_refused_with_a_sentence(extra: bytes, version: bool) -> None:
+    found = (1).to_bytes(8, "little") + extra[8:] if version else extra
+    with pytest.raises(NotProved):
+        check_message(LogProof(found, 0, (), CHECKPOINT), SIGNER.key)

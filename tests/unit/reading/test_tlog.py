@@ -1,6 +1,7 @@
 """Trees and notes, against vectors of RFC 6962, of Go's package note and of C2SP; and what is refused, and how."""
 
 import hashlib
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -237,3 +238,12 @@ def test_a_name_that_no_note_may_have_is_no_origin(name: str) -> None:
 def test_the_id_of_a_key_is_over_name_kind_and_key() -> None:
     key = Key("example.com/log", 1, bytes(range(32)))
     assert key.id == hashlib.sha256(b"example.com/log\n\x01" + bytes(range(32))).digest()[:4]
+
+
+def test_without_cryptography_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, key = signed(1), SIGNER.key
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+    calls: list[Callable[[], object]] = [lambda: SIGNER.sign("a\n"), lambda: checkpoint.check_signed(key)]
+    for call in calls:
+        with pytest.raises(BadSetting, match="pip install 'delayd\\[proof\\]'"):
+            call()
