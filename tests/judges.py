@@ -21,6 +21,7 @@ from tests.end_to_end.torture_planted import PLANTED as IN_TORTURE
 from tests.fuzz.planted import PLANTED as IN_FUZZ
 from tests.fuzz.planted import PLANTED_IN_REALTIME as IN_FUZZ_REALTIME
 from tests.groups.planted import PLANTED as IN_WALKS
+from tests.model.offers import RULES as OF_OFFERS
 from tests.model.rules import RULES as OF_HANDOFF
 from tests.simulation.planted import PLANTED as IN_SIMULATION
 from tests.unit.delay.planted import PLANTED as OF_SLOTS
@@ -131,7 +132,8 @@ JUDGES = (
     ),
     Judge(
         "model",
-        "searches a model of the handoff in every order of steps; it runs no code of the product",
+        "searches models of the handoff, and of what is offered before it is durable, in every order of steps; it runs "
+        "no code of the product",
         ("pytest tests/model", "python -m tests.model", "python -m tests.model --each-rule"),
         "nothing",
     ),
@@ -255,7 +257,7 @@ def planted() -> list[Planted]:
         for name, patches in bugs.items():
             rule, _, what = name.partition(": ")
             add(rule, what, all(map(_is_at_a_port, patches)), judge)
-    for name in OF_HANDOFF:
+    for name in (*OF_HANDOFF, *OF_OFFERS):
         add(name.partition("_")[0], f"without {name}", False, "model")
     for name, decided in OF_DECISIONS.items():
         add(decided.text.partition(": ")[0], f"without {name}", False, "decisions")

@@ -1,1 +1,3 @@
-"""An explicit-state model of the handoff (docs/handoff.md), searched breadth first."""
+"""Explicit-state models, searched breadth first: the handoff (docs/handoff.md), and what a realtime server offers
+before it is durable (rule L2).
+"""

@@ -6,18 +6,22 @@ Prints a line for each configuration, and the shortest trace when something is w
 import argparse
 import sys
 
-from tests.model.rules import CONFIGURATIONS, PAIRS, RULES, WIDE
+from tests.model import offers, rules
+from tests.model.handoff import Handoff
+from tests.model.offers import Offers
 from tests.model.search import Result, Search
 
 STATES_MAX = 2_000_000  # About 2 GB of memory.
+CONFIGURATIONS = [*rules.CONFIGURATIONS, *offers.CONFIGURATIONS]
+WIDE = [*rules.WIDE, *offers.WIDE]
+RULES = rules.RULES | offers.RULES
 
 
 def main() -> int:
     """Search what the arguments name."""
-    every = CONFIGURATIONS | WIDE
-    parser = argparse.ArgumentParser(prog="python -m tests.model", description="Search the handoff's states.")
+    parser = argparse.ArgumentParser(prog="python -m tests.model", description="Search the states of the models.")
     parser.add_argument("--without", default="", help=f"rules to remove, with commas: {', '.join(RULES)}")
-    parser.add_argument("--in", dest="only", choices=every, help="search this configuration only")
+    parser.add_argument("--in", dest="only", choices=[*CONFIGURATIONS, *WIDE], help="search this configuration only")
     parser.add_argument("--wide", action="store_true", help="search the wide configurations, up to a minute each")
     parser.add_argument("--each-rule", action="store_true", help="remove each rule in turn")
     parser.add_argument("--states-max", type=int, default=STATES_MAX, help="give up above so many states")
@@ -25,19 +29,18 @@ def main() -> int:
     removed = frozenset(filter(None, arguments.without.split(",")))
     if unknown := removed - set(RULES):
         parser.error(f"no rule is called {', '.join(sorted(unknown))}")
-    names = [arguments.only] if arguments.only else list(WIDE if arguments.wide else CONFIGURATIONS)
+    names = [arguments.only] if arguments.only else WIDE if arguments.wide else CONFIGURATIONS
     searches = [(name, removed) for name in names]
     if arguments.each_rule:
-        removals = [frozenset((name,)) for name in RULES] + PAIRS
+        removals = [frozenset((name,)) for name in RULES] + rules.PAIRS
         searches = [(RULES[min(without)].configuration, without) for without in removals]
     elif removed and arguments.only is None:
-        first = RULES[min(removed)].configuration
-        searches.sort(key=lambda search: search[0] != first)
+        searches = [(RULES[min(removed)].configuration, removed)]
     wrong = False
     for name, without in searches:
         for rule in sorted(without):
             print(f"{rule}: {RULES[rule].text}")
-        result = Search(every[name], without).run(arguments.states_max)
+        result = search(name, without, arguments.states_max)
         print(
             _line(name, result), *(f"  {at:2} {told}" for at, told in enumerate(result.trace, 1)), sep="\n", flush=True
         )
@@ -45,6 +48,14 @@ def main() -> int:
         if result.trace and not arguments.each_rule:
             break
     return int(wrong and not removed and not arguments.each_rule)
+
+
+def search(name: str, removed: frozenset[str], states_max: int) -> Result:
+    """Search one configuration, without some rules."""
+    of_offers = {**offers.CONFIGURATIONS, **offers.WIDE}
+    if name in of_offers:
+        return Search(Offers(of_offers[name], removed)).run(states_max)
+    return Search(Handoff((rules.CONFIGURATIONS | rules.WIDE)[name], removed)).run(states_max)
 
 
 def _line(name: str, result: Result) -> str:

@@ -1,4 +1,4 @@
-"""Breadth-first search of all states, with equal situations counted once; the shortest way to a breach.
+"""Breadth-first search of all states of a model, with equal situations counted once; the shortest way to a breach.
 
 Every state must also lead, without any fault, to one in which all is done: so nothing waits for ever.
 """
@@ -6,18 +6,15 @@ Every state must also lead, without any fault, to one in which all is done: so n
 import gc
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from tests.model.checks import breach
-from tests.model.delay_side import delay_steps
-from tests.model.faults import faults
-from tests.model.realtime_side import realtime_steps
-from tests.model.state import Configuration, Removed, State, Target, hears, initial
-
-Step = tuple[tuple[object, ...], State]
+S = TypeVar("S", bound=Hashable)
+Step = tuple[tuple[object, ...], S]
+"""What happened, in words to be joined, and the state behind it."""
 
 STUCK = "from here no order of steps ends with everything done"
 
@@ -33,13 +30,31 @@ class Result:
     trace: list[str] = field(default_factory=list)
 
 
-class Search:
-    """One configuration, without some rules."""
+class Model(Protocol[S]):
+    """What is searched: one configuration of a model, perhaps without some rules."""
 
-    def __init__(self, configuration: Configuration, removed: Removed = frozenset()) -> None:
-        self._configuration = configuration
-        self._removed = removed
-        self._states: list[State] = []
+    def initial(self) -> S:
+        """Where the search begins."""
+
+    def steps(self, state: S) -> Iterator[Step[S]]:
+        """All that may happen next without a fault."""
+
+    def faults(self, state: S) -> Iterator[Step[S]]:
+        """Every fault that may happen now."""
+
+    def breach(self, state: S, final: bool) -> str:
+        """What is wrong with a state; empty if nothing is. Behind a final one only faults could happen."""
+
+    def canonical(self, state: S) -> S:
+        """The same situation without what can make no difference any more."""
+
+
+class Search(Generic[S]):
+    """A search of one model."""
+
+    def __init__(self, model: Model[S]) -> None:
+        self._model = model
+        self._states: list[S] = []
         self._parents = array("q")
 
     def run(self, states_max: int) -> Result:
@@ -54,8 +69,8 @@ class Search:
                 gc.enable()
 
     def _run(self, states_max: int) -> Result:
-        began = time.monotonic()
-        self._states = [initial(self._configuration)]
+        model, began = self._model, time.monotonic()
+        self._states = [model.initial()]
         self._parents = array("q", [-1])
         known = {self._states[0]: 0}
         sources, ends = array("q"), array("q")
@@ -65,17 +80,17 @@ class Search:
             return Result(len(self._states), len(finals), time.monotonic() - began, complete, trace)
 
         for index, state in enumerate(self._states):
-            calm = [after for _, after in self._steps(state)]
+            calm = [after for _, after in model.steps(state)]
             if not calm:
                 finals.append(index)
-            if wrong := breach(state, not calm, self._removed):
+            if wrong := model.breach(state, not calm):
                 return result(False, self._trace(index, wrong))
             if len(self._states) > states_max:
                 return result(False, [])
             count = len(calm)
-            calm.extend(after for _, after in faults(state, self._configuration, self._removed))
+            calm.extend(after for _, after in model.faults(state))
             for number, after in enumerate(calm):
-                after = canonical(after, self._removed)
+                after = model.canonical(after)
                 place = known.setdefault(after, len(self._states))
                 if place == len(self._states):
                     self._states.append(after)
@@ -86,43 +101,16 @@ class Search:
         stuck = _cannot_reach(finals, sources, ends, len(self._states))
         return result(True, [] if stuck is None else self._trace(stuck, STUCK))
 
-    def _steps(self, state: State) -> Iterator[Step]:
-        yield from delay_steps(state, self._configuration.subjects, self._removed)
-        for number in range(len(state.targets)):
-            yield from realtime_steps(state, number, self._removed)
-
     def _trace(self, index: int, wrong: str) -> list[str]:
         lines = [f"=> {wrong}"]
         while (before := self._parents[index]) >= 0:
             state, after = self._states[before], self._states[index]
-            for told, found in (*self._steps(state), *faults(state, self._configuration, self._removed)):
-                if canonical(found, self._removed) == after:
+            for told, found in (*self._model.steps(state), *self._model.faults(state)):
+                if self._model.canonical(found) == after:
                     lines.append(" ".join(map(str, told)).replace(" ;", ";"))
                     break
             index = before
         return lines[::-1]
-
-
-def canonical(state: State, removed: Removed) -> State:
-    """The same situation without what can make no difference any more."""
-    targets = tuple(_canonical_target(state, target, removed) for target in state.targets)
-    return state if targets == state.targets else state._replace(targets=targets)
-
-
-def _canonical_target(state: State, target: Target, removed: Removed) -> Target:
-    wires = target.wires
-    if wires and "H3_fence" not in removed:
-        # Late requests that T will refuse, with nobody there to hear it, change nothing.
-        greeting = {item.line for item in wires if not item.batches and item.line[::2] > target.heard}
-        wires = tuple(
-            item for item in wires if item.line in greeting or item.line == target.current or hears(state, item.line)
-        )
-    current = target.current
-    if current is not None and not hears(state, current) and all(item.line != current for item in wires):
-        current = None
-    if wires is target.wires and current is target.current:
-        return target
-    return target._replace(wires=wires, current=current)
 
 
 def _cannot_reach(finals: list[int], sources: "array[int]", ends: "array[int]", count: int) -> int | None:
