@@ -24,7 +24,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import RESTORED_STEP
 from delayd.log.log import LogPlace
 from delayd.log.segment import Confirmed, FileKind
-from delayd.log.tail import Damage, LogEnd, decided_behind, end_of, find_damage, give_up, pulled_behind
+from delayd.log.tail import Damage, LogEnd, decided_behind, end_of, find_damage, give_up, named_behind
 from delayd.machine.disk import RealDisk
 from delayd.machine.operating import Wait
 from delayd.machine.state import LmdbState, OperatorLog
@@ -247,7 +247,7 @@ class _Stopped:
         if end.kind is FileKind.MESSAGE:
             confirmed = partial(decided_behind, self.disk, self.home, self.log_id)
         elif end.kind is FileKind.REALTIME:
-            confirmed = partial(pulled_behind, self.disk, self.state.scan, self.home, self.log_id)
+            confirmed = partial(named_behind, self.disk, self.state.scan, self.home, self.log_id)
         counted = self.marks.get(end.offset, 0), self.marks.get(end.crc32c, 0)
         return find_damage(self.disk, self.place(folder, end), *counted, self.now_ms, confirmed)
 

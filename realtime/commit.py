@@ -1,11 +1,14 @@
 """The writers of the message log and of the pull log, as `delayd.log.committer` explains.
 
-After a failed append to the message log no frame is refused by name (rule H6): on a full disk the append is tried
-again, and any other failure stops the server.
+The message log has two ends (rule L2). Consumers are offered what is written; whatever is told as done waits until both
+logs are durable up to what is written. After a failed append to the message log no frame is refused by name (rule H6):
+on a full disk the append is tried again, and any other failure stops the server.
 
 An entry of the pull log is in the file before the answer that it allows leaves, and no pull waits for a disk: an append
 of some hundred bytes goes to the page cache, even while an fsync for acknowledgements is under way on the executor. A
-caller that needs an entry to be durable waits for an fsync that began after its append (rule Q1).
+caller that needs an entry to be durable waits for an fsync that began after its append (rule Q1), and for the message
+log. Each group of the pull log names how far the message log was durable by then, so that a start can tell a torn tail
+from a lost one.
 """
 
 import logging
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from delayd.batch.batch import Batch
 from delayd.batch.columns import DispatchPart, padded
 from delayd.errors import DataError, DiskFull, DiskReserve, ServerStopped
-from delayd.log.committer import Committer, Written, write_groups
+from delayd.log.committer import Committer, Written
 from delayd.log.control import HelloHeard, Known, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
@@ -75,7 +78,7 @@ class Landed(NamedTuple):
 
 @dataclass(slots=True)
 class Commit:
-    """One append and its fsync; ``end`` and ``crc32c`` are those of the log behind it."""
+    """One append and its fsync; ``end`` and ``crc32c`` are those of the log behind it, once it is written."""
 
     greetings: list[Greeting]
     frames: list[DispatchFrame]
@@ -90,15 +93,22 @@ class Commit:
 
 
 class GroupCommit(Committer[Commit, Written]):
-    """The one writer of the message log; belongs to the loop."""
+    """The one writer of the message log; belongs to the loop. ``end`` is the written end, as far as the loop knows it,
+    and ``durable`` the durable one. With ``ahead`` a commit is told as written before its fsync, else behind it.
+    """
 
-    def __init__(self, recovered: "Recovered", executor: Executor, alarms: Alarms) -> None:
-        super().__init__("message log", executor, alarms.clock)
+    def __init__(self, recovered: "Recovered", executor: Executor, alarms: Alarms, *, ahead: bool) -> None:
+        message_log = recovered.message_log
+        super().__init__("message log", executor, alarms.clock, message_log.flush)
         self._again = alarms.alarm(self.retry)
-        self.on_commit: Callable[[Commit], None] = lambda commit: None
-        self._log, self._epoch = recovered.message_log, recovered.identity.epoch
+        self.on_written: Callable[[Commit], None] = lambda commit: None
+        self.on_durable: Callable[[Commit], None] = lambda commit: None
+        self._ahead = ahead
+        self.end = self.durable = message_log.end
+        self._log, self._epoch = message_log, recovered.identity.epoch
         self._next_sequence, self._appended_at_ms = recovered.next_sequence, recovered.appended_at_ms
         self._queue: deque[DispatchFrame | Greeting | Note] = deque()
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()  # By the end that is to be durable.
 
     @property
     def settled(self) -> bool:
@@ -116,6 +126,13 @@ class GroupCommit(Committer[Commit, Written]):
         """Queue something that is to become durable."""
         self._queue.append(item)
         self.commit()
+
+    def when_durable(self, end: int, callback: Callable[[], None]) -> None:
+        """Call back when the log is durable up to an end that is written; ends never fall from call to call."""
+        if end <= self.durable:
+            callback()
+        else:
+            self._waiting.append((end, callback))
 
     def drop(self, origin: Origin) -> list[DispatchFrame | Greeting]:
         """Take a delay server's queued frames and greetings out; they will never be appended. The commit under way is
@@ -162,7 +179,8 @@ class GroupCommit(Committer[Commit, Written]):
         return Commit(greetings, frames, groups, members, *stamps, notes)
 
     def _write(self, group: Commit) -> Written:
-        return write_groups(self._log, group.groups, group.appended_at_ms)
+        offsets = self._log.append(group.groups, group.appended_at_ms)
+        return Written(offsets, self._log.end, self._log.crc32c)
 
     def _no_space(self, group: Commit, error: DiskFull) -> Commit:
         # The frames wait, neither taken nor refused.
@@ -171,21 +189,35 @@ class GroupCommit(Committer[Commit, Written]):
         self._again.after(FULL_AGAIN_MS)
         return group
 
-    def _durable(self, group: Commit, written: Written) -> None:
+    def _written(self, group: Commit, written: Written) -> None:
         group.end, group.crc32c = written.end, written.crc32c
         group.landed = _landed(group, written.offsets)
-        self.on_commit(group)
+        if self._ahead:
+            self._tell_written(group)
+
+    def _tell_written(self, group: Commit) -> None:
+        self.end = group.end
+        self.on_written(group)
+
+    def _durable(self, group: Commit, written: Written) -> None:
+        if not self._ahead:
+            self._tell_written(group)
+        self.durable = group.end
+        self.on_durable(group)
+        while self._waiting and self._waiting[0][0] <= self.durable:
+            self._waiting.popleft()[1]()
 
 
-class PullCommit(Committer[list[Callable[[], None]], None]):
+class PullCommit(Committer[list[tuple[int, Callable[[], None]]], None]):
     """The one writer of the pull log; belongs to the loop, which appends: only the fsync runs beside it."""
 
-    def __init__(self, executor: Executor, clock: Clock, epoch: int) -> None:
+    def __init__(self, executor: Executor, clock: Clock, epoch: int, messages: GroupCommit) -> None:
         super().__init__("pull log", executor, clock)
+        self._messages = messages
         self._log: Log  # Nothing is pulled before `begin`.
         self._epoch = epoch
         self._appended_at_ms = 0
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[tuple[int, Callable[[], None]]] = []  # With the end that the message log had.
 
     def begin(self, pull_log: Log, appended_at_ms: int) -> None:
         """Append to this log from now on; ``appended_at_ms`` is the latest stamp in it."""
@@ -210,7 +242,8 @@ class PullCommit(Committer[list[Callable[[], None]], None]):
         self._appended_at_ms = max(self._clock.stamp_ms(), self._appended_at_ms)
         kind = GroupKind.CONTROL if records else GroupKind.DATA
         batches = [encode_known(records)] if records else encode_entries(entries)
-        group = NewGroup(kind, batches, self._epoch, self._appended_at_ms, 0, len(entries))
+        stamps = (self._epoch, self._appended_at_ms, self._messages.durable)
+        group = NewGroup(kind, batches, *stamps, len(entries))
         try:
             self._log.append([group], self._appended_at_ms)
         except DiskFull as error:
@@ -223,20 +256,20 @@ class PullCommit(Committer[list[Callable[[], None]], None]):
         self.append((), records)
 
     def when_durable(self, callback: Callable[[], None]) -> None:
-        """Call back when everything that was appended up to now is fsynced."""
-        self._waiting.append(callback)
+        """Call back when everything that was appended up to now is fsynced, here and in the message log (rule L2)."""
+        self._waiting.append((self._messages.end, callback))
         self.commit()
 
-    def _close(self) -> list[Callable[[], None]] | None:
+    def _close(self) -> list[tuple[int, Callable[[], None]]] | None:
         waiting, self._waiting = self._waiting, []
         return waiting or None
 
-    def _write(self, group: list[Callable[[], None]]) -> None:
+    def _write(self, group: list[tuple[int, Callable[[], None]]]) -> None:
         self._log.flush()
 
-    def _durable(self, group: list[Callable[[], None]], written: None) -> None:
-        for callback in group:
-            callback()
+    def _durable(self, group: list[tuple[int, Callable[[], None]]], written: None) -> None:
+        for end, callback in group:
+            self._messages.when_durable(end, callback)
 
 
 def hello_of_record(record: HelloHeard) -> Hello:

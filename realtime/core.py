@@ -2,8 +2,9 @@
 own.
 
 The loop owns all state; commits of the message log, fsyncs of the pull log and checkpoints run on three executors, and
-each comes back with one call. A batch is indexed, and offered to consumers, only when it is durable. `Core` makes its
-parts in this order: the writer of the message log, `Consuming`, `Housekeeping`, what can't be read, delay servers.
+each comes back with one call. A batch is indexed, and offered to consumers, when it is written; its delay server is
+answered when it is durable (rule L2). `Core` makes its parts in this order: the writer of the message log, `Consuming`,
+`Housekeeping`, what can't be read, delay servers.
 """
 
 import logging
@@ -73,9 +74,11 @@ class Surroundings:
 class Consuming:
     """The groups of consumers, and who serves them; `begin` is called when all parts are made."""
 
-    def __init__(self, config: RealtimeConfig, site: Site, recovered: Recovered, pull: Executor) -> None:
+    def __init__(
+        self, config: RealtimeConfig, site: Site, recovered: Recovered, pull: Executor, messages: GroupCommit
+    ) -> None:
         alarms, index, stored = site.alarms, recovered.index, recovered.stored
-        self.pull_log = PullCommit(pull, site.clock, site.epoch)
+        self.pull_log = PullCommit(pull, site.clock, site.epoch, messages)
         self.pulls = Pulls(recovered, self.pull_log, alarms)
         self.groups = GroupRecords(self.pulls, index, stored, self.pull_log, alarms)
         self.joins = Joins(self.pulls, self.groups, index, alarms)
@@ -142,9 +145,9 @@ class Core:
         self._next_sequence = recovered.next_sequence
         alarms = self._alarms = Alarms(clock)
         site = Site(disk, around.state, config.folder, identity, alarms, executors.work)
-        self._commit = GroupCommit(recovered, executors.commit, alarms)
-        self._commit.on_commit = self._committed
-        consuming = Consuming(config, site, recovered, executors.pull)
+        self._commit = GroupCommit(recovered, executors.commit, alarms, ahead=config.offer_before_sync)
+        self._commit.on_written, self._commit.on_durable = self._written, self._durable
+        consuming = Consuming(config, site, recovered, executors.pull, self._commit)
         self._pull_log, self._pulls, self.groups = consuming.pull_log, consuming.pulls, consuming.groups
         self._led, self.retries = self._pulls.leads.of_peer, consuming.retries
         house = Housekeeping(config, site, recovered, self.groups, clock)
@@ -314,20 +317,12 @@ class Core:
             self._failed = True
             self._on_failure(error)
 
-    def _committed(self, commit: Commit) -> None:
-        """Index batches that became durable, answer for them, and serve the consumers that wait."""
+    def _written(self, commit: Commit) -> None:
+        """Index batches that are written, and serve the consumers that wait for them."""
         self._indexed_offset, self._indexed_crc32c = commit.end, commit.crc32c
         self._next_sequence = commit.next_sequence
-        for note in commit.notes:
-            # Notes come first: a greeting of the same delay server in this commit was queued after the note, because
-            # earlier ones were dropped.
-            note.origin.accepted()
-            note.durable()
-        for greeting in commit.greetings:
-            self._delay_servers.welcome(greeting, commit.end)
         touched: dict[Subject, None] = {}
         for landed in commit.landed:
-            rows: list[list[int]] = []
             frame, origin = landed.frame, landed.frame.origin
             for batch, part, offset, group_offset in zip(
                 frame.batches, frame.parts, landed.offsets, landed.group_offsets, strict=True
@@ -335,11 +330,26 @@ class Core:
                 subject = self._index.subject_of(batch)
                 subject.add(offset, batch.count, batch.total_bytes)
                 self._stored.add(offset, batch)
+                # A checkpoint that counts the batch must count it as in doubt, too.
                 origin.expected.discard((part.epoch, part.batch_id))
                 origin.remember(batch, part, offset, group_offset, commit.appended_at_ms)
                 touched[subject] = None
-                rows.append([part.batch_id, offset])
                 self.counters["messages"] += batch.count
+        if self._stopping is None:
+            self._pulls.messages_came(touched)
+
+    def _durable(self, commit: Commit) -> None:
+        """Answer for what became durable."""
+        for note in commit.notes:
+            # Notes come first: a greeting of the same delay server in this commit was queued after the note, because
+            # earlier ones were dropped.
+            note.origin.accepted()
+            note.durable()
+        for greeting in commit.greetings:
+            self._delay_servers.welcome(greeting, commit.end)
+        for landed in commit.landed:
+            frame = landed.frame
+            rows = [[part.batch_id, offset] for part, offset in zip(frame.parts, landed.offsets, strict=True)]
             self.counters["frames"] += 1
             self.counters["batches"] += len(rows)
             answer: Head = {"log_id": self.log_id, "appended_at_ms": commit.appended_at_ms, "batches": rows}
@@ -349,7 +359,6 @@ class Core:
             return
         if self._indexed_offset >= self._closed.rolls_at:
             self._closed.look()
-        self._pulls.messages_came(touched)
         if self._checkpoints.is_due(self._indexed_offset):
             self.checkpoint()
 
@@ -379,7 +388,7 @@ class Core:
             **self.shell_status(),
             "clock_confirmed": self._clock.confirmed,
             "fenced": self.fence.is_up,
-            "end_offset": self._indexed_offset,
+            "end_offset": self._commit.durable,
             "next_sequence": self._next_sequence,
             "indexed_offset": self._checkpoints.last.indexed_offset,
             "differing": self._closed.differing,
@@ -440,10 +449,11 @@ class Core:
             return
         take = partial(self._checkpoints.take, snapshot, self._checkpointed)
         if self.groups.roster.known:
-            # The transaction must not store a newer state of the groups than the durable pull log has.
+            # The transaction must not store a newer state of the groups than the durable pull log has, nor count
+            # messages that the message log may lose.
             self._pull_log.when_durable(take)
         else:
-            take()
+            self._commit.when_durable(self._commit.end, take)
 
     def _old_removed(self) -> None:
         self._unseen.removed()

@@ -26,7 +26,7 @@ from __future__ import annotations
 import bisect
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum, IntEnum, auto
 from itertools import chain
 from struct import Struct
@@ -555,6 +555,23 @@ class GroupWindow:
             self._keep(run, Became.LAPSED)
         self.others, self._turns = Runs(), OrderedDict()
         self.next = to
+        self.forget_order()
+
+    def set_back(self, to: int, void: Sequence[tuple[int, int]]) -> None:
+        """Go on at ``to``, because a power cut took the messages from there on. The pull sequences ``void`` gave out
+        some of them: they count as if their leases had ended, whatever was said of them.
+        """
+        for first, end in void:
+            self.handles.take(first, end, (HELD, *GIVEN_BACK))
+            self._keep(StateRun(first, end - first, HELD), Became.LAPSED)
+        self._take(to, _NO_MESSAGE, (Stage.OFFERED, Stage.PAUSED, Stage.UNREADABLE))
+        for key, decision in list(self.leaving.items()):
+            rows = tuple([row for row in decision.rows if row.consume_first < to])
+            if rows:
+                self.leaving[key] = decision._replace(rows=rows)
+            else:
+                del self.leaving[key]
+        self.next = min(self.next, to)
         self.forget_order()
 
     def tell(self, word: GroupWord, first: int, end: int) -> list[StateRun]:

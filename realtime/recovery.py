@@ -1,15 +1,16 @@
 """Recovery: it reads the last checkpoint and the two logs behind it, and rebuilds the state before the stop.
 
-Nothing is indexed or answered before it is known to be durable: `open_log` writes back and syncs bytes that may not be
-(rule L1). The order is: identity, message log and its rescan, pull log. Entries
-of the pull log are applied in its order, so a replay ends in the state of the life that wrote them
-(docs/formats/pull.md). This is the only code that reads the directory into memory (docs/decisions.md, 0017).
+A start indexes and answers nothing before it is known to be durable: `open_log` writes back and syncs bytes that may
+not be (rule L1). The order is: identity, message log and its rescan, pull log. Entries of the pull log are applied in
+its order, so a replay ends in the state of the life that wrote them (docs/formats/pull.md). Consumers may have been
+given messages that a power cut took before their fsync: their groups are set back, durably, before the start takes a
+message (rule L2). This is the only code that reads the directory into memory (docs/decisions.md, 0017).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -40,18 +41,20 @@ from delayd.log.control import (
     GroupHeldBack,
     GroupMoved,
     GroupOrdered,
+    GroupSetBack,
     HelloHeard,
     Known,
     OriginAccepted,
     RetryAccepted,
     RetryDecided,
     decode_known,
+    encode_known,
 )
-from delayd.log.group import CommitGroup, GroupKind
+from delayd.log.group import CommitGroup, GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace, open_log, open_needed_log
-from delayd.log.pull import GroupDecision, PullOp, decode_entries, decode_rows
+from delayd.log.pull import GroupDecision, PullOp, decode_entries, decode_rows, decode_void, encode_void
 from delayd.log.segment import FileKind
-from delayd.log.tail import pulled_behind
+from delayd.log.tail import named_behind
 from delayd.log.tally import tally_place
 from delayd.machine.clock import Clock
 from delayd.machine.disk import Disk
@@ -136,8 +139,8 @@ def _recover(
     now_ms = clock.now_ms()
     message_place = LogPlace(f"{config.folder}/message", FileKind.REALTIME, identity.log_id, config.segment_bytes)
     whole = (marks.indexed_offset, marks.indexed_crc32c)
-    # A tail that does not check is cut unless the pull log names a message of it, so the pull log is asked before.
-    confirmed = partial(pulled_behind, disk, state.scan, config.folder, identity.log_id)
+    # A tail that does not check is cut unless the pull log says that it was durable, so the pull log is asked before.
+    confirmed = partial(named_behind, disk, state.scan, config.folder, identity.log_id)
     message_log = open_needed_log(disk, message_place, now_ms, *whole, kept_from=marks.kept_from, confirmed=confirmed)
     opened.callback(message_log.close)
     place = tally_place(config.folder, identity.log_id)
@@ -170,6 +173,7 @@ def _recover(
         recovered.pull_damage = damage  # Only consumers wait for it.
     else:
         _check_end(recovered, recovered.pulls)
+        _set_back(recovered.pulls, recovered.pull_log, identity.epoch, message_log.end)
     return recovered
 
 
@@ -320,23 +324,62 @@ def _read_pull_log(
 
 
 def _check_end(recovered: Recovered, replay: PullReplay) -> None:
-    """Refuse a message log that ends before messages that were pulled: its end is lost, and new messages would get old
-    numbers.
-
-    A pull gives only durable messages, so no crash causes this. A group that is about to get these numbers has already
-    acknowledged others under them.
+    """Refuse a message log that ends before what the pull log calls durable: its end is lost, and new messages would
+    get old numbers. No crash causes this. A group that is about to get these numbers has already acknowledged others
+    under them.
     """
-    for group in replay.groups.values():
-        subject = group.subject
-        if group.next > subject.end:
-            path = recovered.message_log.segments[-1].path
-            count, folder = group.next - subject.end, recovered.pull_place.folder
-            what = (
-                f"the log ends there, and {count} messages of {subject.name} behind it were pulled by {group.name}; "
-                f"where no copy is left `delayd mend give-up {folder}` says what that costs"
-            )
-            position = recovered.message_log.file_position(recovered.message_log.end)[1]
-            raise DamagedData(path, position, what, end_of=folder)
+    message_log = recovered.message_log
+    if replay.durable_offset > message_log.end:
+        folder = recovered.pull_place.folder
+        what = (
+            f"the log ends there, and the pull log says that it was durable up to offset {replay.durable_offset}; "
+            f"where no copy is left `delayd mend give-up {folder}` says what that costs"
+        )
+        position = message_log.file_position(message_log.end)[1]
+        raise DamagedData(message_log.segments[-1].path, position, what, end_of=folder)
+
+
+def _set_back(replay: PullReplay, pull_log: Log, epoch: int, durable_offset: int) -> None:
+    """Set groups back that were given messages which a power cut took before their fsync (rule L2): durable on return.
+
+    An example: a subject has the messages 0 to 6, and its group was given 5 to 8, as the pull sequences 70 to 73. Its
+    consumer has acknowledged 8, and nobody has told it so. The record says that the group goes on at 7, and that 72 and
+    73 are void: the delay server sends other messages as 7 and 8, which a later replay must not take for acknowledged,
+    and to acknowledge 73 once more is stale.
+    """
+    behind = {group.group_id: group for group in replay.groups.values() if group.next > group.subject.end}
+    if not behind:
+        return
+    void: dict[int, list[tuple[int, int]]] = {group_id: [] for group_id in behind}
+    for group in pull_log.scan(replay.begun_at, pull_log.durable):
+        for group_id, ranges in _void_in(group, behind):
+            void[group_id] += ranges
+    records: list[Known] = []
+    for group_id, consumers in behind.items():
+        end = consumers.subject.end
+        log.warning(
+            "group_set_back subject=%s group=%s messages=%d reason=power_cut_before_the_fsync",
+            *(*consumers.names, consumers.next - end),
+        )
+        records.append(GroupSetBack(group_id, end, encode_void(void[group_id])))
+        consumers.changing().set_back(end, void[group_id])
+    stamps = (epoch, replay.appended_at_ms, durable_offset)
+    pull_log.append([NewGroup(GroupKind.CONTROL, [encode_known(records)], *stamps)], replay.appended_at_ms)
+    pull_log.flush()
+
+
+def _void_in(group: CommitGroup, behind: Mapping[int, Group]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """The pull sequences, by group, that a group of the pull log gave out of messages which are gone."""
+    if group.header.kind == GroupKind.CONTROL:
+        return
+    for _, batch in group.batches():
+        for entry in decode_entries(batch):
+            consumers = behind.get(entry.group_id)
+            if consumers is not None and entry.op == PullOp.PULL:
+                gone = entry.consume_first + entry.covered - consumers.subject.end
+                if gone > 0:
+                    end = entry.pull_first + entry.covered
+                    yield entry.group_id, [(end - min(gone, entry.covered), end)]
 
 
 class PullReplay:
@@ -347,6 +390,8 @@ class PullReplay:
         self.lost = {each.group_id: each for each in lost}  # Groups whose progress does not check, or is gone.
         self.lives = kept.lives()  # In order; the last one is the newest.
         self.next_pull = marks.next_pull
+        self.begun_at = marks.pull_offset
+        self.durable_offset = 0  # Up to where the message log was durable, as the newest group of the pull log says.
         self.appended_at_ms = 0
         self.removes: list[bytes] = []  # Keys of deleted groups; the next checkpoint removes them.
         self._index = index
@@ -367,6 +412,7 @@ class PullReplay:
     def _take(self, group: CommitGroup) -> None:
         header = group.header
         self.appended_at_ms = max(self.appended_at_ms, header.appended_at_ms)
+        self.durable_offset = max(self.durable_offset, header.base_sequence)
         self.begin_life(header.epoch)
         for _, batch in group.batches():
             if header.kind == GroupKind.CONTROL:
@@ -391,6 +437,8 @@ class PullReplay:
             self._delete(record.group_id)
         elif isinstance(record, GroupMoved) and (group := self.groups.get(record.group_id)) is not None:
             group.move(record.next)
+        elif isinstance(record, GroupSetBack) and (group := self.groups.get(record.group_id)) is not None:
+            group.changing().set_back(record.next, decode_void(record.void))
         elif isinstance(record, GroupHeldBack) and (group := self.groups.get(record.group_id)) is not None:
             group.hold_back(bool(record.held_back))
         elif isinstance(record, GroupEphemeral) and (group := self.groups.get(record.group_id)) is not None:

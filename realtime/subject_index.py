@@ -1,8 +1,8 @@
 """Index: the subjects, and from a message's consume sequence to the stored batch that holds it.
 
-Messages above the checkpoint are in memory, as runs of whole batches; messages below it are in the consume logs. Only
-durable batches are in the index (rule L2). The newest stored batches are kept in memory, older ones are read from the
-message log and checked.
+Messages above the checkpoint are in memory, as runs of whole batches; messages below it are in the consume logs. The
+index has what is written; a checkpoint waits until that is durable (rule L2). The newest stored batches are kept in
+memory, older ones are read from the message log and checked.
 """
 
 import bisect
@@ -336,7 +336,7 @@ class StoredBatches:
         return self._order[0] if self._order else self._log.end
 
     def add(self, offset: int, batch: Batch) -> None:
-        """Keep a batch that has become durable, and let the oldest go."""
+        """Keep a batch that is written, and let the oldest go."""
         self._newest[offset] = batch
         self._order.append(offset)
         self._memory_bytes += batch.total_bytes
@@ -455,8 +455,8 @@ class StoredBatches:
         """Read bytes from ``offset`` on: small batches of a backlog stand close together, so one read serves many."""
         start, data = self._ahead
         if not start <= offset <= start + len(data) - AHEAD_BYTES_MIN:
-            # Behind the durable end bytes may still change; bytes that are kept here must not.
-            size = min(AHEAD_BYTES, self._log.durable - offset)
+            # Behind the written end bytes may still change; bytes that are kept here must not.
+            size = min(AHEAD_BYTES, self._log.end - offset)
             try:
                 start, data = offset, memoryview(self._log.read_some(offset, size))
             except OSError:

@@ -2,12 +2,12 @@
 
 ::
 
-    idle ── commit ──▶ closing ──▶ writing ── fsynced ──▶ told, in the order of the log ──▶ idle
-                                   ▲     │
+    idle ── commit ──▶ closing ──▶ writing ── written ──▶ syncing ── fsynced ──▶ told, in the order of the log ──▶ idle
+                                   ▲     │                    └── the fsync failed ──┐
                          after 1 s │     ├── no space ──▶ full: the same group waits (rule L8)
-                                   └─────┼────────────────┘
-                                         └── the fsync failed, or a failed write could not be cut back
-                                             ──▶ failed: the server ends (rules L1, L3)
+                                   └─────┼────────────────┘                          │
+                                         └── a failed write could not be cut back ───┴──▶ failed: the server ends
+                                                                                          (rules L1, L3)
 
 An example, on a disk whose fsync takes 4 ms. Frame A arrives at 0 ms and is written at once, as a group of its own. B
 and C arrive at 1 and 3 ms and wait. At 4 ms A is durable: first B and C are closed as one group and given to the
@@ -15,8 +15,12 @@ thread, then A is told, so that the disk and the loop work at the same time. At 
 B and C finds no space, the log is cut back to the end of A, neither of them is told anything, and D, which arrives
 meanwhile, waits behind them. A second later the same group is written again.
 
-Invariants: one group is under way at a time; nothing is told before the fsync of its group has returned (rules L1, L2).
-`Committer._durable` is the one place that says "durable".
+A log whose subclass names a ``sync`` has two ends, a written one and a durable one. The thread writes a group, tells
+the loop, and goes on to the fsync without waiting for the loop: in the example A is written at 0.1 ms, and durable at
+4. Both ends run on the thread, so a disk on which a write takes long never stops the loop.
+
+Invariants: one group is under way at a time; nothing is told before the fsync of its group has returned, but for what
+`Committer._written` may say before (rules L1, L2). `Committer._durable` is the one place that says "durable".
 """
 
 import logging
@@ -61,14 +65,16 @@ class Committer(ABC, Generic[G, W]):
     executor nothing is told any more.
     """
 
-    def __init__(self, name: str, executor: Executor, clock: Clock) -> None:
+    def __init__(self, name: str, executor: Executor, clock: Clock, sync: Callable[[], None] | None = None) -> None:
         self.on_failure: Callable[[BaseException], None] = _raise  # Called with the error that ends the server.
         self._name = name
         self._executor = executor
         self._clock = clock
+        self._sync = sync  # Fsyncs what `_write` has appended; None: `_write` does that, too.
         self._busy = False  # Whether a group is being closed or written, or waits for space.
         self._asked = False  # Whether something waits that `_close` has not seen.
         self._under_way: G | None = None
+        self._unsynced: tuple[G, W] | None = None  # The group under way, once it is written.
         self._full = False  # Whether the last try found no space.
         self._untold: deque[tuple[G, W]] = deque()
         self._telling = False
@@ -79,7 +85,12 @@ class Committer(ABC, Generic[G, W]):
 
     @abstractmethod
     def _write(self, group: G) -> W:
-        """Append a group and fsync it, or leave nothing of it in the log; runs on the executor."""
+        """Append a group, or leave nothing of it in the log; runs on the executor. Without a ``sync`` it is durable on
+        return.
+        """
+
+    def _written(self, group: G, written: W) -> None:
+        """A group is written and not durable yet; called only for a log with a ``sync``."""
 
     def _note(self, group: G, written: W) -> None:
         """Let a durable group take effect, as far as the next one must be closed with it."""
@@ -111,15 +122,20 @@ class Committer(ABC, Generic[G, W]):
         if group is None:
             self._busy = False
         else:
-            self._executor.submit(partial(self._write, group), partial(self._finished, group))
+            self._begin(group)
 
     def retry(self) -> None:
         """Write the group again that found no space."""
         group = self._under_way
         if group is not None:
-            self._executor.submit(partial(self._write, group), partial(self._finished, group))
+            self._begin(group)
 
-    def _finished(self, group: G, done: Done[W]) -> None:
+    def _begin(self, group: G) -> None:
+        self._executor.submit(partial(self._write, group), partial(self._wrote, group))
+        if self._sync is not None:
+            self._executor.submit(self._sync, self._synced)
+
+    def _wrote(self, group: G, done: Done[W]) -> None:
         try:
             written = done.result()
         except DiskFull as error:
@@ -128,13 +144,35 @@ class Committer(ABC, Generic[G, W]):
             if self._asked and not self._busy:
                 self.commit()
             return
-        except (ServerStopped, Shortage) as error:
-            self.on_failure(error)  # After a shortage another start may find memory and descriptors.
+        except (ServerStopped, OSError, DataError) as error:
+            self._fail(error)
             return
-        except (OSError, DataError) as error:
-            what = f"the {self._name} can't be written ({error}); check the disk, then restart"
-            self.on_failure(ServerStopped(what))
+        if self._sync is None:
+            self._finished(group, written)
+        else:
+            self._unsynced = (group, written)
+            self._written(group, written)
+
+    def _synced(self, done: Done[None]) -> None:
+        if self._unsynced is None:
+            return  # The write had failed, so this fsync says nothing.
+        try:
+            done.result()
+        except (ServerStopped, OSError, DataError) as error:
+            self._fail(error)
             return
+        (group, written), self._unsynced = self._unsynced, None
+        self._finished(group, written)
+
+    def _fail(self, error: Exception) -> None:
+        # After a shortage another start may find memory and descriptors.
+        if isinstance(error, ServerStopped | Shortage):
+            self.on_failure(error)
+            return
+        what = f"the {self._name} can't be written ({error}); check the disk, then restart"
+        self.on_failure(ServerStopped(what))
+
+    def _finished(self, group: G, written: W) -> None:
         self._note(group, written)
         self._busy = self._full = False
         self._under_way = None

@@ -89,6 +89,16 @@ class GroupMoved(NamedTuple):
     next: int
 
 
+class GroupSetBack(NamedTuple):
+    """A power cut took the messages from the consume sequence ``next`` on, so the group goes on there. ``void`` are the
+    pull sequences of what it was given of them: msgpack, ``[[first, end]…]`` (rule L2).
+    """
+
+    group_id: int
+    next: int
+    void: bytes
+
+
 class GroupHeldBack(NamedTuple):
     """A consumer group is given no messages (1), or is given them again (0)."""
 
@@ -172,6 +182,7 @@ Known = (
     | GroupCreated
     | GroupDeleted
     | GroupMoved
+    | GroupSetBack
     | GroupHeldBack
     | GroupEphemeral
     | GroupFiltered
@@ -195,6 +206,7 @@ CLASSES: dict[RecordValue, type[Known]] = {
     "group": GroupCreated,
     "group_deleted": GroupDeleted,
     "group_moved": GroupMoved,
+    "group_set_back": GroupSetBack,
     "group_held_back": GroupHeldBack,
     "group_ephemeral": GroupEphemeral,
     "group_filtered": GroupFiltered,
@@ -215,6 +227,7 @@ FIELDS: dict[type[Known], tuple[type, ...]] = {
     GroupCreated: (int, str, str),
     GroupDeleted: (int,),
     GroupMoved: (int, int),
+    GroupSetBack: (int, int, bytes),
     GroupHeldBack: (int, int),
     GroupEphemeral: (int,),
     GroupFiltered: (int, bytes),

@@ -147,6 +147,35 @@ def decode_rows(data: bytes) -> tuple[RetryRow, ...]:
     return tuple([_row(row) for row in found])
 
 
+def encode_void(ranges: Sequence[tuple[int, int]]) -> bytes:
+    """The pull sequences [first, end) of a `GroupSetBack`."""
+    return cast(bytes, msgpack.packb(ranges))
+
+
+def decode_void(data: bytes) -> list[tuple[int, int]]:
+    """Read the pull sequences of a `GroupSetBack`.
+
+    Raises:
+        BatchMalformed: they are no such ranges.
+    """
+    try:
+        found = msgpack.unpackb(data)
+    except ValueError as error:
+        raise BatchMalformed(f"the pulls that a power cut made void can't be decoded: {error}") from error
+    if not isinstance(found, list):
+        raise BatchMalformed("the pulls that a power cut made void are no list")
+    return [_void(each) for each in found]
+
+
+def _void(each: object) -> tuple[int, int]:
+    if not isinstance(each, list) or len(each) != 2 or not all(type(number) is int for number in each):
+        raise BatchMalformed("what a power cut made void is no range of pulls")
+    first, end = each
+    if not 0 <= first < end <= _INT_MAX:
+        raise BatchMalformed(f"a power cut made the pulls {first} to {end} void")
+    return first, end
+
+
 def _row(row: object) -> RetryRow:
     if not isinstance(row, list) or len(row) != len(RetryRow._fields):
         raise BatchMalformed("a row of a retry is no row")

@@ -1,13 +1,13 @@
 """The tail of a log: it does not check. Was it durable, and what is left if an operator gives it up (rule L5)?
 
-**Proof.** Only durable messages get an outcome, are filed in schedule logs, or are given to consumers. So when another
-file of the server's directory names a message behind the last group that checks, no crash has torn that message off. A
-start and `delayd log verify` ask the same functions here. They read files only, and only when an end does not check:
-then the message log above the checkpoint is read once more.
+**Proof.** Only durable messages get an outcome or are filed in schedule logs, and each group of a pull log names how
+far the message log beside it was durable. So when another file of the server's directory names a message or an offset
+behind the last group that checks, no crash has torn that off. A start and `delayd log verify` ask the same functions
+here. They read files only, and only when an end does not check.
 
-Example: a realtime server's message log has good groups with the messages 0 to 6 of ``orders``, and bytes behind them
-that do not check. Its pull log says that ``billing`` was given the messages 5 to 7. Number 7 was durable, so the bytes
-are damage. Had the pull log named none above 6, they would be a torn tail.
+Example: a realtime server's message log has good groups up to offset 7,000, and bytes behind them that do not check.
+A group of its pull log says that 7,400 bytes were durable, so the bytes are damage. Had the pull log named no offset
+above 7,000, they would be a torn tail, also if consumers were given messages of it (rule L2).
 
 **Giving up.** A server starts without the groups behind the damage, and no bytes are lost: the damaged files are put
 aside under names of their own, and the log goes on from its last good group, or from where the last checkpoint counts
@@ -30,11 +30,9 @@ import numpy as np
 from delayd.batch.columns import BatchKind, ColumnId
 from delayd.errors import BatchMalformed, DamagedData, DamagedValue, DataError, Unreadable
 from delayd.log.checkpoint import Payload, read_checkpoint
-from delayd.log.control import GroupCreated, GroupMoved, decode_known
-from delayd.log.group import CommitGroup, GroupKind, NewGroup
+from delayd.log.group import CommitGroup, NewGroup
 from delayd.log.hour import SEALED, decode_hours, decode_outcomes
 from delayd.log.log import NAME_DIGITS, LogPlace, list_segments, open_log, segment_name
-from delayd.log.pull import PullOp, decode_entries
 from delayd.log.segment import (
     COPY_SUFFIX,
     Confirmed,
@@ -62,14 +60,6 @@ Scan = Callable[[bytes, list[DamagedValue]], list[tuple[bytes, bytes]]]
 """`State.scan`, or the same from the file of a state that no server has open."""
 
 
-class _Reader(NamedTuple):
-    """A group of consumers, and the consume sequence behind the last message that it came to."""
-
-    subject: str
-    name: str
-    next: int = 0
-
-
 def decided_behind(disk: Disk, folder: str, log_id: int, end: int) -> str:
     """Why the message log of a delay server was durable behind the offset ``end``, where its last good group ends: an
     outcome or a filed row names a message there, or the checkpoint file counts it. "" if nothing does.
@@ -90,35 +80,18 @@ def decided_behind(disk: Disk, folder: str, log_id: int, end: int) -> str:
     return ""
 
 
-def pulled_behind(disk: Disk, scan: Scan, folder: str, log_id: int, end: int) -> str:
+def named_behind(disk: Disk, scan: Scan, folder: str, log_id: int, end: int) -> str:
     """Why the message log of a realtime server was durable behind the offset ``end``, where its last good group ends:
-    its pull log names a message there. "" if it names none.
+    its pull log says so. "" if it does not.
 
     Raises:
-        DamagedData, Shortage: a file can't be read now, or the good groups do not check any more.
+        DamagedData, Shortage: a file can't be read now.
     """
-    marks = _row(_values(scan, CHECKPOINT_KEY, []).get(CHECKPOINT_KEY))
-    lost: list[DamagedValue] = []
-    stored = _values(scan, SUBJECT_PREFIX, lost)
-    ends = {key[len(SUBJECT_PREFIX) :].decode(): _number(value, "end") for key, value in stored.items()}
-    # Nobody knows how many messages these subjects had at the checkpoint, so nothing is proved by them.
-    unknown = {each.key[len(SUBJECT_PREFIX) :].decode() for each in lost} - ends.keys()
-    message_log = LogPlace(f"{folder}/message", FileKind.REALTIME, log_id)
-    for group in _good_groups(disk, message_log, marks.get("indexed_offset", 0), end):
-        if group.header.kind == GroupKind.DATA:
-            for _, batch in group.batches():
-                subject = batch.subjects()[0].decode()
-                ends[subject] = ends.get(subject, 0) + batch.count
-    readers = {
-        int.from_bytes(key[len(GROUP_PREFIX) :]): _Reader(_text(value, "subject"), _text(value, "group"))
-        for key, value in _values(scan, GROUP_PREFIX, []).items()
-    }
-    pull_log = LogPlace(f"{folder}/pull", FileKind.PULL, log_id)
+    start = _row(_values(scan, CHECKPOINT_KEY, []).get(CHECKPOINT_KEY)).get("pull_offset", 0)
     with _past_damage():
-        for group in _good_groups(disk, pull_log, marks.get("pull_offset", 0), sys.maxsize):
-            for reader in _follow(readers, group):
-                if reader.subject not in unknown and (count := reader.next - ends.get(reader.subject, 0)) > 0:
-                    return f"{count} messages of {reader.subject} from there on were pulled by {reader.name}"
+        for group in _good_groups(disk, LogPlace(f"{folder}/pull", FileKind.PULL, log_id), start, sys.maxsize):
+            if group.header.base_sequence > end:
+                return f"the pull log says that it was durable up to offset {group.header.base_sequence}"
     return ""
 
 
@@ -188,21 +161,6 @@ def _highest_sequence(segment: Segment, begin: int, crc32c: int) -> int:
     return highest
 
 
-def _follow(readers: dict[int, _Reader], group: CommitGroup) -> Iterator[_Reader]:
-    """The groups of consumers that a group of the pull log moves on, each with where it comes to."""
-    for _, batch in group.batches():
-        if batch.kind is BatchKind.CONTROL:
-            for record in decode_known(batch):
-                if isinstance(record, GroupCreated):
-                    readers[record.group_id] = _Reader(record.subject, record.group)
-                elif isinstance(record, GroupMoved) and record.group_id in readers:
-                    yield readers[record.group_id]._replace(next=record.next)
-        else:
-            for entry in decode_entries(batch):
-                if entry.op is PullOp.PULL and entry.group_id in readers:
-                    yield readers[entry.group_id]._replace(next=entry.consume_first + entry.covered)
-
-
 def _good_groups(disk: Disk, place: LogPlace, start: int, end: int) -> Iterator[CommitGroup]:
     """The groups of a log in [start, end), up to the first one that does not check."""
     segments = list_segments(disk, place, write=False, lost_below=start)
@@ -241,14 +199,6 @@ def _values(scan: Scan, prefix: bytes, lost: list[DamagedValue]) -> dict[bytes, 
 def _row(value: bytes | None) -> dict[str, int]:
     row: object = None if value is None else msgpack.unpackb(value)
     return cast("dict[str, int]", row) if isinstance(row, dict) else {}
-
-
-def _number(value: bytes, name: str) -> int:
-    return cast(int, msgpack.unpackb(value)[name])
-
-
-def _text(value: bytes, name: str) -> str:
-    return cast(str, msgpack.unpackb(value)[name])
 
 
 ASIDE_SUFFIX = ".given-up"

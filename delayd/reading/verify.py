@@ -34,7 +34,7 @@ from delayd.log.key_run import KnownRuns, read_run_file, run_path
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.log.segment_index import IndexMaker
-from delayd.log.tail import decided_behind, pulled_behind
+from delayd.log.tail import decided_behind, named_behind
 from delayd.log.tally import FOLDER, Tallier, Tallies, covered
 from delayd.machine.disk import Disk, NamedReads, RealDisk, open_named
 from delayd.machine.identity import MARKER
@@ -596,7 +596,7 @@ def _why_durable(disk: Disk, home: _ServerFolder, log_id: int, end: int) -> str:
     def scan(prefix: bytes, damaged: list[DamagedValue]) -> list[tuple[bytes, bytes]]:
         return check_pairs(file, [pair[:2] for pair in pairs if pair.key.startswith(prefix)], damaged)
 
-    return pulled_behind(disk, scan, home.path, log_id, end)
+    return named_behind(disk, scan, home.path, log_id, end)
 
 
 def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk: Disk | None = None) -> VerifyReport:
