@@ -78,6 +78,7 @@ _TEXTS = {
     "outcomes_flush_ms": "how often dispatch logs are fsynced; later only means more to ask after a crash",
     "dispatch_give_up_after_ms": "a message that a realtime server has refused by name for this long is DEAD",
     # Settings for consumers.
+    "offer_durable_only": "give consumers a message behind its fsync only, which makes it later by as long",
     "lease_ms_max": "longest lease that a pull may ask for; schedule the rest of longer work as another message",
     "pull_bytes_max": "most bytes in one answer",
     # What stays.

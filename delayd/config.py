@@ -234,8 +234,8 @@ class RealtimeConfig(RegisteringConfig):
     checkpoint_bytes: int = _number(256 * MIB, 1, 64 * GIB)  # The same when many do: a restart indexes 1 GB a second.
     # The newest batches stay in memory: consumers that keep up read no disk.
     tail_bytes: int = _number(64 * MIB, 0, 16 * GIB)
-    # Consumers get messages that are written, before their fsync; false: only what is durable (rule L2).
-    offer_before_sync: bool = True
+    # Without it consumers get messages that are written, before their fsync (rule L2).
+    offer_durable_only: bool = False
     lease_ms: int = _number(MINUTE_MS, 100, LEASE_MS_MAX)  # The lease of a pull that names none.
     lease_ms_max: int = _number(LEASE_MS_MAX, 100, LEASE_MS_MAX)
     # The limit of one answer, as large as one batch may be.

@@ -145,7 +145,7 @@ class Core:
         self._next_sequence = recovered.next_sequence
         alarms = self._alarms = Alarms(clock)
         site = Site(disk, around.state, config.folder, identity, alarms, executors.work)
-        self._commit = GroupCommit(recovered, executors.commit, alarms, ahead=config.offer_before_sync)
+        self._commit = GroupCommit(recovered, executors.commit, alarms, ahead=not config.offer_durable_only)
         self._commit.on_written, self._commit.on_durable = self._written, self._durable
         consuming = Consuming(config, site, recovered, executors.pull, self._commit)
         self._pull_log, self._pulls, self.groups = consuming.pull_log, consuming.pulls, consuming.groups

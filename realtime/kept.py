@@ -32,6 +32,7 @@ NAME_PREFIX = b"name/"
 # each (docs/formats/pull.md).
 LIVES_KEY = b"lives"
 LIVES_MAX = 1_000  # Acknowledgements of this many newest lives are recognised.
+UNREAD_KEY = b"unread_from"  # The end of the message log when a start could not read the pull log, until one can.
 COPIED = (CHECKPOINT_KEY, LIVES_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX)
 
 _U64 = struct.Struct(">Q")
@@ -73,6 +74,11 @@ def encode_marks(marks: Marks, incarnation: int) -> Pair:
 def encode_lives(lives: Sequence[Life]) -> Pair:
     """The newest lives."""
     return LIVES_KEY, _pack(lives[-LIVES_MAX:])
+
+
+def encode_unread(offset: int) -> Pair:
+    """Where the message log ended when the pull log could not be read."""
+    return UNREAD_KEY, _pack(offset)
 
 
 def encode_origin(origin: Origin) -> Pair:
@@ -194,6 +200,11 @@ class Kept:
             return []
         rows = cast(list[list[int]], msgpack.unpackb(found[0]))
         return [Life(*row) for row in rows]
+
+    def unread_from(self) -> int | None:
+        """Where the message log ended when a start could not read the pull log; None: the last start has read it."""
+        value = self._state.get(UNREAD_KEY)
+        return None if value is None else cast(int, msgpack.unpackb(value))
 
     def origins(self, origins: Origins) -> None:
         """Load the delay servers that were heard."""

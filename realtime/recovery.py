@@ -52,7 +52,7 @@ from delayd.log.control import (
 )
 from delayd.log.group import CommitGroup, GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace, open_log, open_needed_log
-from delayd.log.pull import GroupDecision, PullOp, decode_entries, decode_rows, decode_void, encode_void
+from delayd.log.pull import GroupDecision, PullEntry, PullOp, decode_entries, decode_rows, decode_void, encode_void
 from delayd.log.segment import FileKind
 from delayd.log.tail import named_behind
 from delayd.log.tally import tally_place
@@ -65,7 +65,7 @@ from .closed import TallyLog
 from .commit import hello_of_record
 from .groups import Group, LostGroup
 from .handoff import Origins
-from .kept import Kept, Life, Marks, copied, encode_marks, group_keys, subject_of_key
+from .kept import UNREAD_KEY, Kept, Life, Marks, copied, encode_marks, encode_unread, group_keys, subject_of_key
 from .rebuild import rows_of
 from .subject_index import Index, StoredBatches
 from .terms import decode_filter
@@ -166,14 +166,25 @@ def _recover(
         partial(_read_pull_log, disk, pull_place, kept, marks),
     )
     _read_message_log(recovered)
+    unread_from = kept.unread_from()
     try:
-        recovered.pulls, recovered.pull_log = recovered.read_pulls(index, now_ms)
-        opened.callback(recovered.pull_log.close)
+        pulls, pull_log = recovered.read_pulls(index, now_ms)
+        opened.callback(pull_log.close)
+        _check_end(recovered, pulls)
+        behind = _behind(pulls, index, unread_from)
     except DamagedData as damage:
+        if damage.end_of:
+            raise
         recovered.pull_damage = damage  # Only consumers wait for it.
-    else:
-        _check_end(recovered, recovered.pulls)
-        _set_back(recovered.pulls, recovered.pull_log, identity.epoch, message_log.end)
+        if unread_from is None:
+            # This life takes messages under numbers that the pull log may have given to others.
+            state.commit([encode_unread(message_log.end)])
+        return recovered
+    recovered.pulls, recovered.pull_log = pulls, pull_log
+    if behind:
+        _set_back(pulls, behind, pull_log, identity.epoch, message_log.end)
+    if unread_from is not None:
+        state.commit([], [UNREAD_KEY])
     return recovered
 
 
@@ -339,26 +350,45 @@ def _check_end(recovered: Recovered, replay: PullReplay) -> None:
         raise DamagedData(message_log.segments[-1].path, position, what, end_of=folder)
 
 
-def _set_back(replay: PullReplay, pull_log: Log, epoch: int, durable_offset: int) -> None:
-    """Set groups back that were given messages which a power cut took before their fsync (rule L2): durable on return.
+def _behind(replay: PullReplay, index: Index, unread_from: int | None) -> dict[int, int]:
+    """Groups that were given messages which a power cut took before their fsync (rule L2), with the consume sequence at
+    which each goes on. ``unread_from`` is where the message log ended when a start could not read the pull log; what
+    stands behind came later.
+
+    Raises:
+        DamagedData: nobody can say it now.
+    """
+    behind: dict[int, int] = {}
+    for group in replay.groups.values():
+        try:
+            end = group.subject.end if unread_from is None else index.first_from(group.subject, unread_from)
+        except RetryLater as error:
+            raise DamagedData(replay.folder, 0, f"nobody knows yet what a power cut took: {error.message}") from error
+        if group.next > end:
+            behind[group.group_id] = end
+    return behind
+
+
+def _set_back(replay: PullReplay, behind: Mapping[int, int], pull_log: Log, epoch: int, durable_offset: int) -> None:
+    """Set groups back to where they go on; durable on return.
 
     An example: a subject has the messages 0 to 6, and its group was given 5 to 8, as the pull sequences 70 to 73. Its
     consumer has acknowledged 8, and nobody has told it so. The record says that the group goes on at 7, and that 72 and
     73 are void: the delay server sends other messages as 7 and 8, which a later replay must not take for acknowledged,
     and to acknowledge 73 once more is stale.
     """
-    behind = {group.group_id: group for group in replay.groups.values() if group.next > group.subject.end}
-    if not behind:
-        return
     void: dict[int, list[tuple[int, int]]] = {group_id: [] for group_id in behind}
     for group in pull_log.scan(replay.begun_at, pull_log.durable):
-        for group_id, ranges in _void_in(group, behind):
-            void[group_id] += ranges
+        for entry in _pulls_in(group):
+            end = behind.get(entry.group_id)
+            if end is not None and (gone := entry.consume_first + entry.covered - end) > 0:
+                stop = entry.pull_first + entry.covered
+                void[entry.group_id].append((stop - min(gone, entry.covered), stop))
     records: list[Known] = []
-    for group_id, consumers in behind.items():
-        end = consumers.subject.end
+    for group_id, end in behind.items():
+        consumers = replay.groups[group_id]
         log.warning(
-            "group_set_back subject=%s group=%s messages=%d reason=power_cut_before_the_fsync",
+            "group_set_back subject=%s group=%s messages=%d reason=a_power_cut_took_them_before_their_fsync",
             *(*consumers.names, consumers.next - end),
         )
         records.append(GroupSetBack(group_id, end, encode_void(void[group_id])))
@@ -368,18 +398,10 @@ def _set_back(replay: PullReplay, pull_log: Log, epoch: int, durable_offset: int
     pull_log.flush()
 
 
-def _void_in(group: CommitGroup, behind: Mapping[int, Group]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """The pull sequences, by group, that a group of the pull log gave out of messages which are gone."""
-    if group.header.kind == GroupKind.CONTROL:
-        return
-    for _, batch in group.batches():
-        for entry in decode_entries(batch):
-            consumers = behind.get(entry.group_id)
-            if consumers is not None and entry.op == PullOp.PULL:
-                gone = entry.consume_first + entry.covered - consumers.subject.end
-                if gone > 0:
-                    end = entry.pull_first + entry.covered
-                    yield entry.group_id, [(end - min(gone, entry.covered), end)]
+def _pulls_in(group: CommitGroup) -> Iterator[PullEntry]:
+    if group.header.kind == GroupKind.DATA:
+        for _, batch in group.batches():
+            yield from [entry for entry in decode_entries(batch) if entry.op == PullOp.PULL]
 
 
 class PullReplay:
@@ -396,7 +418,7 @@ class PullReplay:
         self.removes: list[bytes] = []  # Keys of deleted groups; the next checkpoint removes them.
         self._index = index
         self._kept = kept
-        self._folder = folder
+        self.folder = folder
 
     def take(self, group: CommitGroup) -> None:
         """Apply one group of the pull log.
@@ -407,7 +429,7 @@ class PullReplay:
         try:
             self._take(group)
         except BatchMalformed as error:
-            raise DamagedData(self._folder, group.header.offset, str(error)) from error
+            raise DamagedData(self.folder, group.header.offset, str(error)) from error
 
     def _take(self, group: CommitGroup) -> None:
         header = group.header
@@ -459,9 +481,7 @@ class PullReplay:
     def _lose(self, group_id: int, offset: int) -> None:
         """Note a group that has entries but no beginning: nobody knows where it stood. All other groups are served."""
         what = f"an entry names the group {group_id}, which no record before it made"
-        self.lost[group_id] = LostGroup(
-            group_id, self._kept.names_of(group_id), DamagedData(self._folder, offset, what)
-        )
+        self.lost[group_id] = LostGroup(group_id, self._kept.names_of(group_id), DamagedData(self.folder, offset, what))
 
     def begin_life(self, epoch: int) -> None:
         """Note where a life begins: it uses the pull sequences again that the life before gave out and lost."""

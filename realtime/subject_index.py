@@ -258,6 +258,12 @@ class Index:
             subject.kept_from = (start, self._sound(subject, lambda: self._first_from(subject, start)))
         return subject.kept_from[1]
 
+    def first_from(self, subject: Subject, offset: int) -> int:
+        """The consume sequence of the first message at or above an offset that is kept, or of the next one. Raises as
+        `locate` does.
+        """
+        return self._sound(subject, lambda: self._first_from(subject, offset))
+
     def listed(self, prefix: str, after: str) -> Iterator[Subject]:
         """Subjects that have had messages, by name, from behind ``after``."""
         at = bisect.bisect_right(self._names, after) if after >= prefix else bisect.bisect_left(self._names, prefix)

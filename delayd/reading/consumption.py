@@ -20,7 +20,7 @@ from delayd.batch.sequences import ROW_BITS
 from delayd.errors import BatchMalformed, DamagedData, DataError
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES, Entries
-from delayd.log.control import GroupCreated, GroupMoved, RetryDecided, decode_sound
+from delayd.log.control import GroupCreated, GroupMoved, GroupSetBack, RetryDecided, decode_sound
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace
 from delayd.log.pull import PullOp, decode_rows
@@ -47,6 +47,7 @@ ENTRY = np.dtype(
 )
 PAGE_DTYPE = np.dtype([("entries", "<u8", PAGE_ENTRIES), ("crc32c", "<u4"), ("zero", "<u4")])
 SENT_BACK = 128  # The op of a row of a retry record, which is counted like an entry.
+_CONSUME_MAX = 1 << 62  # Above every consume sequence.
 FAULTS_TOLD = 100  # Faults of one realtime server that are reported; the others are not.
 Mask = NDArray[np.bool_]
 
@@ -78,17 +79,20 @@ class Consumption(NamedTuple):
 
     groups: tuple[GroupBooks, ...] = ()
     faults: tuple[str, ...] = ()
-    # By subject: the consume sequence behind the last message that a group was given.
+    # By subject: the consume sequence behind the last message that a group was given, as far as that was durable.
     ends: tuple[tuple[str, int], ...] = ()
 
 
 class _GroupLife(NamedTuple):
-    """A group from its record on, or from where an operator has moved it; its id may have had a life before."""
+    """A group from its record on, or from where an operator has moved it, or a start has set it back; its id may have
+    had a life before.
+    """
 
     group_id: int
     begin: int  # Number of its first entry.
     subject: str = ""
     group: str = ""
+    end: int = _CONSUME_MAX  # A power cut took what it was given from this consume sequence on (rule L2).
 
 
 def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> Consumption:
@@ -97,16 +101,26 @@ def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> 
     bases = segment_bases(disk, place)
     if not bases:
         return Consumption()
+    counted = (read_checkpoint(disk, directory.path, directory.log_id) or {}).get("pull_offset", 0)
     pieces, epochs, lives = [np.empty(0, ENTRY)], [np.empty(0, np.int64)], list[_GroupLife]()
-    count = 0
+    count = durable = 0
     for group in read_log(disk, place, bases[0], log_size(disk, place), torn):
         for entries in _entries_of(group, count, lives):
             pieces.append(entries)
             epochs.append(np.full(len(entries), group.header.epoch))
             count += len(entries)
+        if isinstance(counted, int) and group.end <= counted:
+            durable = count
     entries, epoch = np.concatenate(pieces), np.concatenate(epochs)
     sound = _sound(entries)
-    books = _PullBooks(directory.log_id, entries[sound], epoch[sound], _moved(lives, sound), whole=bases[0] == 0)
+    books = _PullBooks(
+        directory.log_id,
+        entries[sound],
+        epoch[sound],
+        _moved(lives, sound),
+        whole=bases[0] == 0,
+        durable=int(sound[:durable].sum()),
+    )
     found = books.close()
     if not sound.all():
         what = f"{int((~sound).sum())} entries of the pull log say what no server writes"
@@ -137,7 +151,14 @@ def _entries_of(group: CommitGroup, count: int, lives: list[_GroupLife]) -> Iter
                 elif isinstance(record, GroupMoved):
                     # From here on it may get messages again that it had acknowledged.
                     known = next((life for life in reversed(lives) if life.group_id == record.group_id), None)
-                    lives.append(_GroupLife(record.group_id, count, *(known[2:] if known is not None else ())))
+                    lives.append(_GroupLife(record.group_id, count, *(known[2:4] if known is not None else ())))
+                elif isinstance(record, GroupSetBack):
+                    # From here on it gets other messages under these numbers.
+                    for at, life in enumerate(lives):
+                        if life.group_id == record.group_id:
+                            lives[at] = life._replace(end=min(life.end, record.next))
+                    known = next((life for life in reversed(lives) if life.group_id == record.group_id), None)
+                    lives.append(_GroupLife(record.group_id, count, *(known[2:4] if known is not None else ())))
                 elif isinstance(record, RetryDecided):
                     found = _sent_back(record)
                     count += len(found)
@@ -187,11 +208,19 @@ class _PullBooks:
     """
 
     def __init__(
-        self, log_id: int, entries: NDArray[np.void], epochs: Int64s, lives: Sequence[_GroupLife], *, whole: bool
+        self,
+        log_id: int,
+        entries: NDArray[np.void],
+        epochs: Int64s,
+        lives: Sequence[_GroupLife],
+        *,
+        whole: bool,
+        durable: int,
     ) -> None:
         self._log_id = log_id
         self._faults: list[str] = []
         self._whole = whole
+        self._durable = durable  # Entries that a checkpoint counts. What the others name, a power cut may have taken.
         self._op = entries["op"]
         self._number = np.arange(len(entries))
         self._first = entries["pull_first"].astype(np.int64)
@@ -222,9 +251,9 @@ class _PullBooks:
                 groups.append(self._group(life, own, lengths, pull_of, closed_by))
                 self._check_again(life, own, bounds, pull_of, closed_by)
                 if life.subject:
-                    pulls = self._pulls[self._life[self._pulls] == number]
-                    end = int((self._consume[pulls] + self._end[pulls] - self._first[pulls]).max())
-                    ends[life.subject] = max(ends.get(life.subject, 0), end)
+                    pulls = self._pulls[(self._life[self._pulls] == number) & (self._pulls < self._durable)]
+                    end = int((self._consume[pulls] + self._end[pulls] - self._first[pulls]).max(initial=0))
+                    ends[life.subject] = max(ends.get(life.subject, 0), min(end, life.end))
         return Consumption(tuple(groups), tuple(self._faults[:FAULTS_TOLD]), tuple(ends.items()))
 
     def _all_lives(self, group_ids: NDArray[np.uint32], lives: Sequence[_GroupLife]) -> list[_GroupLife]:

@@ -28,7 +28,15 @@ from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_gaps
 from delayd.log.consume import consume_place, read_unchecked
 from delayd.log.consume import segment_bases as consume_bases
-from delayd.log.control import GroupBegins, GroupCreated, GroupDeleted, GroupMoved, RetryDecided, decode_sound
+from delayd.log.control import (
+    GroupBegins,
+    GroupCreated,
+    GroupDeleted,
+    GroupMoved,
+    GroupSetBack,
+    RetryDecided,
+    decode_sound,
+)
 from delayd.log.group import GroupKind
 from delayd.log.hour import decode_outcomes, dispatch_path, schedule_path
 from delayd.log.log import LogPlace
@@ -64,8 +72,8 @@ FOLLOWED = (Reason.MOVED, Reason.REPLACED, Reason.DRAINED)
 NEVER_TOOK = tuple(reason_name(reason) for reason in (Reason.REJECTED, Reason.KEPT, Reason.IN_FLIGHT))
 SETTLED = ("acknowledged", "retried", "rejected")  # A group waits for nothing any more behind these words.
 ENDS = {PullOp.ACK: "acknowledged", PullOp.NACK: "given back", PullOp.LAPSED: "lapsed", PullOp.RETURNED: "returned"}
-_Record = GroupCreated | GroupBegins | GroupMoved | GroupDeleted | RetryDecided | PullEntry
-_ABOUT_GROUPS = (GroupCreated, GroupBegins, GroupMoved, GroupDeleted, RetryDecided)
+_Record = GroupCreated | GroupBegins | GroupMoved | GroupSetBack | GroupDeleted | RetryDecided | PullEntry
+_ABOUT_GROUPS = (GroupCreated, GroupBegins, GroupMoved, GroupSetBack, GroupDeleted, RetryDecided)
 _Servers = dict[tuple[Role, int], Directory]  # All that are in the data directory, by role and log_id.
 
 
@@ -560,6 +568,8 @@ class _Pulled:
         if isinstance(record, GroupBegins):
             if record.begins_at_ms > self._claimed_at_ms:
                 self._last.pop(group_id, None)
+        elif isinstance(record, GroupSetBack):
+            self._set_back(record, held, path, position)
         elif isinstance(record, GroupMoved | GroupDeleted):
             self._let_go(record, held, path, position)
         elif isinstance(record, RetryDecided):
@@ -573,6 +583,15 @@ class _Pulled:
     def _step(self, group_id: int, what: str, at_ms: int, path: str, position: int, detail: str = "") -> None:
         self.steps.append(Step(what, at_ms, path, position, f"group {self._names[group_id][1]}{detail}"))
         self._last[group_id] = what
+
+    def _set_back(self, record: GroupSetBack, held: set[int], path: str, position: int) -> None:
+        # A power cut took what had this number before (rule L2), so the group has not come to this message.
+        group_id = record.group_id
+        if record.next <= self._consume and self._names[group_id][0] == self._subject:
+            self._held -= {(group_id, at) for at in held}
+            detail = f"group {self._names[group_id][1]} was set back"
+            self.steps += [Step("let go", None, path, position, detail)] * len(held)
+            self._last[group_id] = ""
 
     def _let_go(self, record: GroupMoved | GroupDeleted, held: set[int], path: str, position: int) -> None:
         group_id, is_move = record.group_id, isinstance(record, GroupMoved)
