@@ -41,7 +41,7 @@ def _answer_the_window_at_once(self: GroupCommit, item: DispatchFrame | Greeting
         next_sequence = self._next_sequence
         commit = Commit([item], [], [], [], self._appended_at_ms, next_sequence)
         commit.end, commit.crc32c = self._log.durable, self._log.crc32c
-        self.on_commit(commit)
+        self.on_durable(commit)
     else:
         _put(self, item)
 
