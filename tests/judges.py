@@ -25,6 +25,7 @@ from tests.model.offers import RULES as OF_OFFERS
 from tests.model.rules import RULES as OF_HANDOFF
 from tests.simulation.planted import PLANTED as IN_SIMULATION
 from tests.unit.delay.planted import PLANTED as OF_SLOTS
+from tests.unit.realtime.planted_offers import PLANTED as IN_OFFERS
 from tests.worlds.bugs import PLANTED as IN_LIVES
 from tests.worlds.bugs import PLANTED_IN_ANSWERS as IN_ANSWERS
 from tests.worlds.bugs import PLANTED_IN_CANCELS as IN_CANCELS
@@ -205,6 +206,7 @@ PROMISES: Mapping[str, tuple[str, ...]] = {
         "python -m tests.groups --kind bounded --walks 10000",
     ),
     "An acknowledgement lasts": (
+        "python -m tests.model",
         "python -m tests.groups --walks 100000 --jobs 2",
         "python -m tests.groups --planted",
     ),
@@ -270,6 +272,7 @@ _REGISTRIES = (
     ("property", IN_LIVES | IN_CANCELS | IN_ANSWERS),
     ("groups", IN_WALKS),
     ("crash", IN_CRASH),
+    ("crash", IN_OFFERS),
     ("crash", {name: IN_CANCELS[name] for name in IN_KEYED_DEATHS}),
     ("fuzz", IN_FUZZ | IN_FUZZ_REALTIME),
     ("end_to_end", IN_TORTURE),

@@ -20,8 +20,8 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_rows
 from delayd.wire.requests import RequestType
 from tests.crash.harness import Way
-from tests.crash.planted_offers import PLANTED
 from tests.crash.realtime_deaths import Life, check_each_next, rebooted
+from tests.unit.realtime.planted_offers import PLANTED
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
 from tests.worlds.realtime import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
 
