@@ -1,0 +1,196 @@
+"""Messages are offered when they are written, and whatever is told as done waits for both fsyncs (rule L2)."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayd.errors import BatchMalformed
+from delayd.log.pull import decode_void, encode_void
+from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
+from delayd.testing.executor import StepExecutor
+from delayd.testing.state import MemoryState
+from delayd.wire.frame import Head
+from delayd.wire.requests import RequestType
+from realtime.unread import REST_MS
+from tests.memory_files import content, files, put
+from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
+from tests.worlds.realtime import GROUP, SUBJECT, SimPeer, World, pull_head
+
+OTHER = 0xD31B  # Another delay server.
+
+
+def stepped(**settings: int) -> tuple[World, SimPeer, StepExecutor, StepExecutor]:
+    """A server with a greeted delay server, and its threads for commits and for fsyncs of the pull log."""
+    commits, fsyncs = StepExecutor(), StepExecutor()
+    world, peer = World(commit=commits, pulls=fsyncs, settings=settings), SimPeer()
+    world.hello_later(peer, 1)
+    commits.run_all()
+    return world, peer, commits, fsyncs
+
+
+def dispatch(world: World, peer: SimPeer, batch_id: int, *bodies: bytes, origin: int = 0xD31A) -> int:
+    head: Head = {"session": 1, "epoch": 1}
+    return world.send(peer, RequestType.DISPATCH, head, dispatch_batch(batch_id, bodies, origin=origin))
+
+
+def waiting(world: World, fsyncs: StepExecutor, group: str = GROUP, most: int = 10) -> tuple[SimPeer, int]:
+    """A consumer whose PULL waits."""
+    peer = SimPeer()
+    asked = world.send(peer, RequestType.PULL, pull_head(group, most=most, wait_ms=60_000))
+    fsyncs.run_all()
+    return peer, asked
+
+
+def acknowledge(world: World, peer: SimPeer, pulled: int) -> int:
+    head = peer.answers[pulled][0][0]
+    parts = head["parts"]
+    assert isinstance(parts, list)
+    handles = [[head["incarnation"], part[0], part[2]] for part in parts]
+    return world.send(peer, RequestType.ACK, {"subject": SUBJECT, "group": GROUP, "handles": handles})
+
+
+def test_consumers_get_what_is_written_and_the_delay_server_hears_of_it_when_it_is_durable() -> None:
+    world, delay, commits, fsyncs = stepped()
+    consumers = [waiting(world, fsyncs, most=1) for _ in range(3)]
+    frame = dispatch(world, delay, 1, b"a", b"b", b"c")
+    assert not any(asked in peer.answers for peer, asked in consumers), "the append is the thread's"
+    commits.step()
+    assert [bodies_of(peer.answers[asked][0][1]) for peer, asked in consumers] == [[b"a"], [b"b"], [b"c"]]
+    assert frame not in delay.answers
+    commits.step()
+    assert frame in delay.answers
+
+
+def test_with_the_setting_consumers_get_only_what_is_durable() -> None:
+    world, delay, commits, fsyncs = stepped(offer_durable_only=True)
+    peer, asked = waiting(world, fsyncs)
+    frame = dispatch(world, delay, 1, b"a")
+    commits.step()
+    assert asked not in peer.answers and frame not in delay.answers
+    commits.step()
+    assert asked in peer.answers and frame in delay.answers
+
+
+@pytest.mark.parametrize("first", ["message log", "pull log"])
+def test_an_acknowledgement_is_told_behind_both_fsyncs_whichever_ends_first(first: str) -> None:
+    world, delay, commits, fsyncs = stepped()
+    peer, asked = waiting(world, fsyncs)
+    dispatch(world, delay, 1, b"a")
+    commits.step()
+    told = acknowledge(world, peer, asked)
+    one, other = (commits, fsyncs) if first == "message log" else (fsyncs, commits)
+    one.run_all()
+    assert told not in peer.answers
+    other.run_all()
+    assert told in peer.answers
+
+
+def test_an_acknowledgement_waits_for_no_message_that_was_written_after_it() -> None:
+    world, delay, commits, fsyncs = stepped()
+    peer, asked = waiting(world, fsyncs)
+    dispatch(world, delay, 1, b"a")
+    commits.run_all()
+    told = acknowledge(world, peer, asked)
+    dispatch(world, delay, 2, b"b")
+    commits.step()
+    fsyncs.run_all()
+    assert told in peer.answers and commits.waiting
+
+
+def test_a_checkpoint_counts_what_is_written_and_is_stored_when_that_is_durable() -> None:
+    world, delay, commits, fsyncs = stepped()
+    dispatch(world, delay, 1, b"a")
+    commits.step()
+    world.core.checkpoint()
+    fsyncs.run_all()
+    assert world.core._checkpoints.last.next_sequence == 0
+    commits.step()
+    assert world.core._checkpoints.last.next_sequence == 1
+
+
+def test_messages_of_several_delay_servers_are_offered_as_they_are_written() -> None:
+    world, delay, commits, fsyncs = stepped()
+    other = SimPeer()
+    world.hello_later(other, 1, origin=OTHER)
+    commits.run_all()
+    first, second = waiting(world, fsyncs, most=1), waiting(world, fsyncs, most=1)
+    frames = dispatch(world, delay, 1, b"a"), dispatch(world, other, 1, b"b", origin=OTHER)
+    commits.step()
+    assert first[1] in first[0].answers and second[1] not in second[0].answers
+    commits.step()
+    assert frames[0] in delay.answers and frames[1] not in other.answers
+    commits.step()
+    assert second[1] in second[0].answers and frames[1] not in other.answers
+    commits.step()
+    assert frames[1] in other.answers
+
+
+def test_rule_L8_nothing_is_offered_that_found_no_space_until_it_is_written() -> None:
+    world, delay, commits, fsyncs = stepped(free_bytes_all=0)
+    peer, asked = waiting(world, fsyncs)
+    # The batch alone would fit, and not with the header of its group.
+    world.disk.capacity_bytes = world.disk.used_bytes + len(dispatch_batch(1, [b"a"]))
+    frame = dispatch(world, delay, 1, b"a")
+    commits.run_all()
+    assert asked not in peer.answers and not delay.errors and not world.failures
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    world.pass_time(1_000)
+    commits.run_all()
+    assert asked in peer.answers and frame in delay.answers
+
+
+def test_a_disk_on_which_a_write_takes_long_stops_nobody_who_needs_nothing_of_it() -> None:
+    world, delay, commits, fsyncs = stepped()
+    dispatch(world, delay, 1, b"a")
+    commits.run_all()
+    written = len(world.disk.operations)
+    dispatch(world, delay, 2, b"b")
+    assert len(world.disk.operations) == written, "the loop writes nothing to the message log"
+    peer, asked = waiting(world, fsyncs)
+    assert bodies_of(peer.answers[asked][0][1]) == [b"a"]
+    assert world.ask(SimPeer(), RequestType.PING, {})
+
+
+def cut_and_damaged(world: World, lost_bytes: int) -> tuple[MemoryDisk, MemoryState, str, bytes]:
+    """A power cut took the end of the message log, and a bit of the pull log is flipped; its path, and what it was."""
+    disk = world.disk.after_kill()
+    (messages,), (path,) = files(disk, "/data/realtime/message"), files(disk, "/data/realtime/pull")
+    put(disk, messages, content(disk, messages)[:-lost_bytes])
+    whole = content(disk, path)
+    at = FILE_HEADER_BYTES + world.core._checkpoints.last.pull_offset + 70
+    put(disk, path, whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    return disk, world.state.after_crash(disk), path, whole
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_came_while_the_pull_log_was_unread_is_not_taken_for_what_a_power_cut_took(restarts: bool) -> None:
+    world, delay, commits, fsyncs = stepped()
+    peer, asked = waiting(world, fsyncs)
+    dispatch(world, delay, 1, b"a")
+    commits.run_all()
+    acknowledge(world, peer, asked)
+    fsyncs.run_all()
+    before = world.recovered.message_log.end
+    peer, asked = waiting(world, fsyncs)
+    dispatch(world, delay, 2, b"b", b"c")
+    commits.step()
+    acknowledge(world, peer, asked)
+    disk, state, path, whole = cut_and_damaged(world, world.recovered.message_log.end - before)
+    world, delay = World(disk, state), SimPeer()
+    world.hello(delay, 9)
+    world.dispatch(delay, 9, dispatch_batch(7, [b"x", b"y", b"z"]))
+    if restarts:
+        world = world.restarted()
+    put(disk, path, whole)
+    for _ in range(3):
+        world.pass_time(REST_MS)
+    assert world.pull(SimPeer()).bodies == [b"x", b"y", b"z"]
+    assert world.restarted().pull(SimPeer()).bodies == []
+
+
+def test_void_pulls_are_read_as_they_were_written_and_nothing_else_is() -> None:
+    assert decode_void(encode_void([(1, 3), (7, 8)])) == [(1, 3), (7, 8)]
+    for bad in (b"\xc1", encode_void([(3, 3)]), b"\x01", b"\x91\x91\x01", b"\x91\x92\xff\x01", b"\x91\x92\xc3\x02"):
+        with pytest.raises(BatchMalformed):
+            decode_void(bad)
