@@ -166,26 +166,33 @@ def _recover(
         partial(_read_pull_log, disk, pull_place, kept, marks),
     )
     _read_message_log(recovered)
-    unread_from = kept.unread_from()
+    _open_pull_log(opened, recovered, kept, state, now_ms)
+    return recovered
+
+
+def _open_pull_log(opened: ExitStack, recovered: Recovered, kept: Kept, state: State, now_ms: int) -> None:
+    """Read the pull log, and set groups back that a power cut concerns; while it can't be read only consumers wait."""
+    message_log, unread_from = recovered.message_log, kept.unread_from()
     try:
-        pulls, pull_log = recovered.read_pulls(index, now_ms)
-        opened.callback(pull_log.close)
-        _check_end(recovered, pulls)
-        behind = _behind(pulls, index, unread_from)
+        with ExitStack() as mine:
+            pulls, pull_log = recovered.read_pulls(recovered.index, now_ms)
+            mine.callback(pull_log.close)
+            _check_end(recovered, pulls)
+            behind = _behind(pulls, recovered.index, unread_from)
+            opened.enter_context(mine.pop_all())
     except DamagedData as damage:
         if damage.end_of:
             raise
-        recovered.pull_damage = damage  # Only consumers wait for it.
+        recovered.pull_damage = damage
         if unread_from is None:
             # This life takes messages under numbers that the pull log may have given to others.
             state.commit([encode_unread(message_log.end)])
-        return recovered
+        return
     recovered.pulls, recovered.pull_log = pulls, pull_log
     if behind:
-        _set_back(pulls, behind, pull_log, identity.epoch, message_log.end)
+        _set_back(pulls, behind, pull_log, recovered.identity.epoch, message_log.end)
     if unread_from is not None:
         state.commit([], [UNREAD_KEY])
-    return recovered
 
 
 def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> None:

@@ -104,3 +104,69 @@ def test_rule_L1_after_any_other_failure_nothing_is_told_or_written_any_more(
     letters.put("b")
     (error,) = letters.errors
     assert type(error) is said and letters.on_disk == letters.told == []
+
+
+class Two(Letters):
+    """A log with a written end and a durable one."""
+
+    def __init__(self, thread: Executor) -> None:
+        super().__init__(thread)
+        self._sync = self._fsync
+        self.fails_to_sync: Exception | None = None
+        self.written: list[str] = []
+        self.synced = 0
+
+    def _written(self, group: str, written: str) -> None:
+        assert self.on_disk[len(self.written)] == group and written not in self.told
+        self.written.append(written)
+
+    def _fsync(self) -> None:
+        if self.fails_to_sync is not None:
+            raise self.fails_to_sync
+        self.synced = len(self.on_disk)
+
+    def _durable(self, group: str, written: str) -> None:
+        assert len(self.told) < self.synced, "it is told before it is durable"
+        super()._durable(group, written)
+
+
+def test_a_group_is_told_as_written_before_its_fsync_and_the_next_one_is_written_behind_it() -> None:
+    thread = StepExecutor()
+    letters = Two(thread)
+    letters.put("a")
+    letters.put("b")
+    thread.step()
+    assert (letters.written, letters.told) == (["A"], [])
+    assert not letters.idle
+    thread.step()
+    assert (letters.written, letters.told) == (["A"], ["A"])
+    thread.run_all()
+    assert (letters.written, letters.told) == (["A", "B"], ["A", "B"])
+    assert letters.idle
+
+
+@pytest.mark.parametrize("thread", [InlineExecutor, StepExecutor])
+def test_rule_L8_the_fsync_behind_a_write_without_space_tells_nothing(
+    thread: type[InlineExecutor] | type[StepExecutor],
+) -> None:
+    letters = Two(made := thread())
+    letters.fails = DiskFull("log")
+    letters.put("a")
+    if isinstance(made, StepExecutor):
+        made.run_all()
+    assert (letters.written, letters.told, letters.errors) == ([], [], [])
+    letters.fails = None
+    letters.retry()
+    if isinstance(made, StepExecutor):
+        made.run_all()
+    assert (letters.written, letters.told) == (["A"], ["A"])
+
+
+def test_rule_L1_a_failed_fsync_ends_the_server_and_what_was_written_is_told_to_nobody_as_durable() -> None:
+    letters = Two(InlineExecutor())
+    letters.fails_to_sync = SyncFailed("log", "the disk is bad")
+    letters.put("a")
+    assert (letters.written, letters.told) == (["A"], [])
+    assert [type(error) for error in letters.errors] == [SyncFailed]
+    letters.put("b")
+    assert letters.on_disk == ["a"]

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from delayd.log.control import Record, RetryDecided, as_record, encode_records
+from delayd.log.checkpoint import CheckpointFile
+from delayd.log.control import GroupSetBack, Record, RetryDecided, as_record, encode_records
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace, open_log
-from delayd.log.pull import PullEntry, PullOp, RetryRow, encode_entries, encode_rows
+from delayd.log.pull import PullEntry, PullOp, RetryRow, encode_entries, encode_rows, encode_void
 from delayd.log.segment import FileKind
 from delayd.machine.disk import Disk
 from delayd.reading.consumption import Consumption, read_consumption
@@ -31,7 +32,9 @@ def retry(first: int, count: int, consume: int, reason: str = "", group: int = 1
     return RetryDecided(5, first + 1, group, 8, 1_000, encode_rows(rows))
 
 
-def read(*lives: Sequence[PullEntry | RetryDecided], groups: int = 2) -> Consumption:
+def read(
+    *lives: Sequence[PullEntry | RetryDecided | GroupSetBack], groups: int = 2, counted: bool = False
+) -> Consumption:
     """Read a pull log in which each list is what one life of the server wrote."""
     disk: Disk = MemoryDisk()
     disk.make_folder("/rt/pull")
@@ -42,13 +45,15 @@ def read(*lives: Sequence[PullEntry | RetryDecided], groups: int = 2) -> Consump
     log.append([NewGroup(GroupKind.CONTROL, [encode_records(records)], 1, 1)], 1)
     for epoch, entries in enumerate(lives, 1):
         for entry in entries:
-            if isinstance(entry, RetryDecided):
+            if isinstance(entry, RetryDecided | GroupSetBack):
                 new = NewGroup(GroupKind.CONTROL, [encode_records([as_record(entry)])], epoch, 1)
             else:
                 new = NewGroup(GroupKind.DATA, encode_entries([entry]), epoch, 1, 0, 1)
             log.append([new], 1)
     log.flush()
     log.close()
+    if counted:
+        CheckpointFile(disk, "/rt", 9).publish({"pull_offset": log.end}, 1)
     return read_consumption(disk, Directory("/rt", Role.REALTIME, 9), [])
 
 
@@ -73,7 +78,21 @@ def test_each_message_that_was_given_out_is_counted_by_what_became_of_it() -> No
     assert (one.subject, one.group, one.pulled, one.redelivered) == ("orders", "g1", 15, 1)
     assert (one.acknowledged, one.given_back, one.lapsed, one.outstanding, one.gaps) == (7, 3, 3, 2, 2)
     assert (two.pulled, two.acknowledged, two.outstanding) == (5, 0, 5)
-    assert found.ends == (("orders", 14),)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_rule_L2_a_power_cut_may_take_what_no_checkpoint_counts(counted: bool) -> None:
+    found = read([pull(0, 10, 0), pull(10, 5, 0, group=2), pull(15, 2, 12)], counted=counted)
+    assert found.ends == (("orders", 14 if counted else 0),)
+
+
+def test_rule_L2_a_group_that_was_set_back_gets_other_messages_under_the_same_numbers() -> None:
+    back = GroupSetBack(1, 3, encode_void([(3, 10)]))
+    found = read([pull(0, 10, 0), end(ACK, 0, 10)], [back, pull(10, 2, 3), end(ACK, 10, 2)], counted=True)
+    assert found.faults == ()
+    assert found.ends == (("orders", 5),)
+    lied = read([pull(0, 10, 0), end(ACK, 0, 10)], [pull(10, 2, 3)], counted=True)
+    assert lied.faults == ("message 3 of orders was given to group g1 of orders again after it was acknowledged",)
 
 
 def test_what_was_sent_back_to_the_delay_server_is_not_outstanding() -> None:
