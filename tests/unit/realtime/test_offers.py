@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.errors import BatchMalformed
+from delayd.errors import BatchMalformed, DamagedData
 from delayd.log.pull import decode_void, encode_void
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
@@ -150,6 +150,47 @@ def test_a_disk_on_which_a_write_takes_long_stops_nobody_who_needs_nothing_of_it
     peer, asked = waiting(world, fsyncs)
     assert bodies_of(peer.answers[asked][0][1]) == [b"a"]
     assert world.ask(SimPeer(), RequestType.PING, {})
+
+
+def named_by_the_pull_log(world: World) -> list[int]:
+    """What each group of the pull log says of how far the message log was durable."""
+    pull_log = world.recovered.pull_log
+    assert pull_log is not None
+    return [group.header.base_sequence for group in pull_log.scan(0, pull_log.end)]
+
+
+def test_rule_L5_each_group_of_the_pull_log_names_how_far_the_message_log_was_durable() -> None:
+    world, delay, commits, fsyncs = stepped()
+    greeted = world.recovered.message_log.durable
+    waiting(world, fsyncs)
+    dispatch(world, delay, 1, b"a")
+    commits.step()
+    assert named_by_the_pull_log(world) == [greeted, greeted], "the group's record, and a pull before the fsync"
+    commits.step()
+    waiting(world, fsyncs, "other")
+    assert max(named_by_the_pull_log(world)) == world.recovered.message_log.durable > greeted
+
+
+@pytest.mark.parametrize("lost", ["pulled", "durable"])
+def test_rule_L5_a_message_log_that_lost_its_end_is_cut_unless_the_pull_log_calls_that_durable(lost: str) -> None:
+    world, delay, commits, fsyncs = stepped()
+    before = world.recovered.message_log.end
+    waiting(world, fsyncs)
+    dispatch(world, delay, 1, b"a")
+    commits.step()
+    if lost == "durable":
+        commits.step()
+        waiting(world, fsyncs, "other")
+    disk = world.disk.after_kill()
+    (messages,) = files(disk, "/data/realtime/message")
+    put(disk, messages, content(disk, messages)[: before - world.recovered.message_log.end])
+    state = world.state.after_crash(disk)
+    if lost == "durable":
+        with pytest.raises(DamagedData, match="the pull log says that it was durable"):
+            World(disk, state)
+    else:
+        again = World(disk, state)
+        assert [group.next for group in again.core._pulls.groups.values()] == [0]
 
 
 def cut_and_damaged(world: World, lost_bytes: int) -> tuple[MemoryDisk, MemoryState, str, bytes]:
