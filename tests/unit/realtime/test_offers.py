@@ -197,7 +197,7 @@ def cut_and_damaged(world: World, lost_bytes: int) -> tuple[MemoryDisk, MemorySt
     """A power cut took the end of the message log, and a bit of the pull log is flipped; its path, and what it was."""
     disk = world.disk.after_kill()
     (messages,), (path,) = files(disk, "/data/realtime/message"), files(disk, "/data/realtime/pull")
-    put(disk, messages, content(disk, messages)[:-lost_bytes])
+    put(disk, messages, content(disk, messages)[: -lost_bytes or None])
     whole = content(disk, path)
     at = FILE_HEADER_BYTES + world.core._checkpoints.last.pull_offset + 70
     put(disk, path, whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
@@ -228,6 +228,24 @@ def test_what_came_while_the_pull_log_was_unread_is_not_taken_for_what_a_power_c
         world.pass_time(REST_MS)
     assert world.pull(SimPeer()).bodies == [b"x", b"y", b"z"]
     assert world.restarted().pull(SimPeer()).bodies == []
+
+
+def test_a_checkpoint_waits_for_the_message_log_also_while_the_pull_log_is_unread() -> None:
+    world, delay, commits, fsyncs = stepped()
+    waiting(world, fsyncs)
+    dispatch(world, delay, 1, b"a")
+    commits.run_all()
+    disk, state, _, _ = cut_and_damaged(world, 0)
+    world, delay, commits = World(disk, state, commit=(steps := StepExecutor())), SimPeer(), steps
+    world.hello_later(delay, 9)
+    commits.run_all()
+    world.core.checkpoint()
+    world.send(delay, RequestType.DISPATCH, {"session": 9, "epoch": 1}, dispatch_batch(7, [b"x"]))
+    commits.step()
+    world.core.checkpoint()
+    assert world.core._checkpoints.last.next_sequence == 1
+    commits.step()
+    assert world.core._checkpoints.last.next_sequence == 2
 
 
 def test_void_pulls_are_read_as_they_were_written_and_nothing_else_is() -> None:
