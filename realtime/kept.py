@@ -33,7 +33,7 @@ NAME_PREFIX = b"name/"
 LIVES_KEY = b"lives"
 LIVES_MAX = 1_000  # Acknowledgements of this many newest lives are recognised.
 UNREAD_KEY = b"unread_from"  # The end of the message log when a start could not read the pull log, until one can.
-COPIED = (CHECKPOINT_KEY, LIVES_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX)
+COPIED = (CHECKPOINT_KEY, LIVES_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX, UNREAD_KEY)
 
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
@@ -203,8 +203,8 @@ class Kept:
 
     def unread_from(self) -> int | None:
         """Where the message log ended when a start could not read the pull log; None: the last start has read it."""
-        value = self._state.get(UNREAD_KEY)
-        return None if value is None else cast(int, msgpack.unpackb(value))
+        found = [value for key, value in self._scan(UNREAD_KEY) if key == UNREAD_KEY]
+        return cast(int, msgpack.unpackb(found[0])) if found else None
 
     def origins(self, origins: Origins) -> None:
         """Load the delay servers that were heard."""

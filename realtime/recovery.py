@@ -54,7 +54,7 @@ from delayd.log.group import CommitGroup, GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace, open_log, open_needed_log
 from delayd.log.pull import GroupDecision, PullEntry, PullOp, decode_entries, decode_rows, decode_void, encode_void
 from delayd.log.segment import FileKind
-from delayd.log.tail import named_behind
+from delayd.log.tail import COPY_PREFIX, named_behind
 from delayd.log.tally import tally_place
 from delayd.machine.clock import Clock
 from delayd.machine.disk import Disk
@@ -186,13 +186,13 @@ def _open_pull_log(opened: ExitStack, recovered: Recovered, kept: Kept, state: S
         recovered.pull_damage = damage
         if unread_from is None:
             # This life takes messages under numbers that the pull log may have given to others.
-            state.commit([encode_unread(message_log.end)])
+            state.commit(copied([encode_unread(message_log.end)]))
         return
     recovered.pulls, recovered.pull_log = pulls, pull_log
     if behind:
         _set_back(pulls, behind, pull_log, recovered.identity.epoch, message_log.end)
     if unread_from is not None:
-        state.commit([], [UNREAD_KEY])
+        state.commit([], [UNREAD_KEY, COPY_PREFIX + UNREAD_KEY])
 
 
 def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> None:

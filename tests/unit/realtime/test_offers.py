@@ -221,6 +221,7 @@ def test_what_came_while_the_pull_log_was_unread_is_not_taken_for_what_a_power_c
     world, delay = World(disk, state), SimPeer()
     world.hello(delay, 9)
     world.dispatch(delay, 9, dispatch_batch(7, [b"x", b"y", b"z"]))
+    world.state.flip(b"unread_from")
     if restarts:
         world = world.restarted()
     put(disk, path, whole)
