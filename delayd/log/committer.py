@@ -74,7 +74,7 @@ class Committer(ABC, Generic[G, W]):
         self._busy = False  # Whether a group is being closed or written, or waits for space.
         self._asked = False  # Whether something waits that `_close` has not seen.
         self._under_way: G | None = None
-        self._unsynced: tuple[G, W] | None = None  # The group under way, once it is written.
+        self._unsynced: tuple[G, Done[W]] | None = None  # The group under way, once it is written.
         self._full = False  # Whether the last try found no space.
         self._untold: deque[tuple[G, W]] = deque()
         self._telling = False
@@ -114,28 +114,46 @@ class Committer(ABC, Generic[G, W]):
         if self._busy:
             return
         self._busy = True
-        group = None
+        group = self._under_way  # One that found no space goes first.
         # Whoever is told something while a group is closed may bring more: that belongs to the next group.
         while self._asked and group is None:
             self._asked = False
             group = self._under_way = self._close()
         if group is None:
             self._busy = False
+        elif self._sync is None:
+            self._executor.submit(partial(self._write, group), partial(self._finished, group))
         else:
-            self._begin(group)
+            self._executor.submit(partial(self._write, group), partial(self._wrote, group))
+            self._executor.submit(self._sync, self._synced)
 
     def retry(self) -> None:
         """Write the group again that found no space."""
-        group = self._under_way
-        if group is not None:
-            self._begin(group)
-
-    def _begin(self, group: G) -> None:
-        self._executor.submit(partial(self._write, group), partial(self._wrote, group))
-        if self._sync is not None:
-            self._executor.submit(self._sync, self._synced)
+        if self._under_way is not None:
+            self._busy = False
+            self.commit()
 
     def _wrote(self, group: G, done: Done[W]) -> None:
+        try:
+            written = done.result()
+        except (ServerStopped, OSError, DataError):
+            self._finished(group, done)
+        else:
+            self._unsynced = (group, done)
+            self._written(group, written)
+
+    def _synced(self, done: Done[None]) -> None:
+        if self._unsynced is None:
+            return  # The write had failed, so this fsync says nothing.
+        (group, written), self._unsynced = self._unsynced, None
+        try:
+            done.result()
+        except (ServerStopped, OSError, DataError) as error:
+            self._fail(error)
+        else:
+            self._finished(group, written)
+
+    def _finished(self, group: G, done: Done[W]) -> None:
         try:
             written = done.result()
         except DiskFull as error:
@@ -147,32 +165,6 @@ class Committer(ABC, Generic[G, W]):
         except (ServerStopped, OSError, DataError) as error:
             self._fail(error)
             return
-        if self._sync is None:
-            self._finished(group, written)
-        else:
-            self._unsynced = (group, written)
-            self._written(group, written)
-
-    def _synced(self, done: Done[None]) -> None:
-        if self._unsynced is None:
-            return  # The write had failed, so this fsync says nothing.
-        try:
-            done.result()
-        except (ServerStopped, OSError, DataError) as error:
-            self._fail(error)
-            return
-        (group, written), self._unsynced = self._unsynced, None
-        self._finished(group, written)
-
-    def _fail(self, error: Exception) -> None:
-        # After a shortage another start may find memory and descriptors.
-        if isinstance(error, ServerStopped | Shortage):
-            self.on_failure(error)
-            return
-        what = f"the {self._name} can't be written ({error}); check the disk, then restart"
-        self.on_failure(ServerStopped(what))
-
-    def _finished(self, group: G, written: W) -> None:
         self._note(group, written)
         self._busy = self._full = False
         self._under_way = None
@@ -185,6 +177,14 @@ class Committer(ABC, Generic[G, W]):
             while self._untold:
                 self._durable(*self._untold.popleft())
             self._telling = False
+
+    def _fail(self, error: Exception) -> None:
+        # After a shortage another start may find memory and descriptors.
+        if isinstance(error, ServerStopped | Shortage):
+            self.on_failure(error)
+            return
+        what = f"the {self._name} can't be written ({error}); check the disk, then restart"
+        self.on_failure(ServerStopped(what))
 
 
 def _raise(error: BaseException) -> None:
