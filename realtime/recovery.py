@@ -371,7 +371,7 @@ def _behind(replay: PullReplay, index: Index, unread_from: int | None) -> dict[i
             end = group.subject.end if unread_from is None else index.first_from(group.subject, unread_from)
         except RetryLater as error:
             raise DamagedData(replay.folder, 0, f"nobody knows yet what a power cut took: {error.message}") from error
-        if group.next > end:
+        if replay.came_to(group) > end:
             behind[group.group_id] = end
     return behind
 
@@ -396,7 +396,7 @@ def _set_back(replay: PullReplay, behind: Mapping[int, int], pull_log: Log, epoc
         consumers = replay.groups[group_id]
         log.warning(
             "group_set_back subject=%s group=%s messages=%d reason=a_power_cut_took_them_before_their_fsync",
-            *(*consumers.names, consumers.next - end),
+            *(*consumers.names, replay.came_to(consumers) - end),
         )
         records.append(GroupSetBack(group_id, end, encode_void(void[group_id])))
         consumers.changing().set_back(end, void[group_id])
@@ -421,6 +421,7 @@ class PullReplay:
         self.next_pull = marks.next_pull
         self.begun_at = marks.pull_offset
         self.durable_offset = 0  # Up to where the message log was durable, as the newest group of the pull log says.
+        self._pulled_until: dict[int, int] = {}  # By group: the consume sequence behind all that it was given.
         self.appended_at_ms = 0
         self.removes: list[bytes] = []  # Keys of deleted groups; the next checkpoint removes them.
         self._index = index
@@ -458,6 +459,12 @@ class PullReplay:
                 consumers.apply(entry)
                 if entry.op == PullOp.PULL:
                     self.next_pull = max(self.next_pull, entry.pull_first + entry.covered)
+                    until = max(self._pulled_until.get(entry.group_id, 0), entry.consume_first + entry.covered)
+                    self._pulled_until[entry.group_id] = until
+
+    def came_to(self, group: Group) -> int:
+        """The consume sequence behind all that a group has passed or was given, also before an operator moved it."""
+        return max(group.next, self._pulled_until.get(group.group_id, 0))
 
     def _hear(self, record: Known) -> None:
         if isinstance(record, GroupCreated):
@@ -468,6 +475,7 @@ class PullReplay:
             group.move(record.next)
         elif isinstance(record, GroupSetBack) and (group := self.groups.get(record.group_id)) is not None:
             group.changing().set_back(record.next, decode_void(record.void))
+            self._pulled_until.pop(record.group_id, None)
         elif isinstance(record, GroupHeldBack) and (group := self.groups.get(record.group_id)) is not None:
             group.hold_back(bool(record.held_back))
         elif isinstance(record, GroupEphemeral) and (group := self.groups.get(record.group_id)) is not None:

@@ -254,3 +254,31 @@ def test_void_pulls_are_read_as_they_were_written_and_nothing_else_is() -> None:
     for bad in (b"\xc1", encode_void([(3, 3)]), b"\x01", b"\x91\x91\x01", b"\x91\x92\xff\x01", b"\x91\x92\xc3\x02"):
         with pytest.raises(BatchMalformed):
             decode_void(bad)
+
+
+@pytest.mark.parametrize("word", [RequestType.ACK, RequestType.RETRY])
+def test_a_power_cut_takes_back_what_was_said_before_an_operator_moved_the_group(word: RequestType) -> None:
+    world, delay, commits, fsyncs = stepped()
+    waiting(world, fsyncs)
+    dispatch(world, delay, 1, b"a")
+    commits.run_all()
+    before = world.recovered.message_log.end
+    peer, asked = waiting(world, fsyncs)
+    dispatch(world, delay, 2, b"b", b"c")
+    commits.step()
+    incarnation = peer.answers[asked][0][0]["incarnation"]
+    assert isinstance(incarnation, int)
+    names: Head = {"subject": SUBJECT, "group": GROUP}
+    handle = [incarnation, 1, 2]
+    said: Head = {"handles": [[*handle]], "retries": [[*handle, 1_000, ""]]}
+    world.send(peer, word, names | said)
+    world.send(SimPeer(), RequestType.MOVE_GROUP, names | {"to": {"sequence": 0}})
+    disk = world.disk.after_kill()
+    (messages,) = files(disk, "/data/realtime/message")
+    put(disk, messages, content(disk, messages)[: before - world.recovered.message_log.end])
+    world, delay = World(disk, world.state.after_crash(disk)), SimPeer()
+    world.hello(delay, 9)
+    world.dispatch(delay, 9, dispatch_batch(7, [b"x", b"y"]))
+    assert not world.core.retries.origins()
+    assert world.ack(SimPeer(), [handle]) == [handle]
+    assert world.pull(SimPeer()).bodies == [b"a", b"x", b"y"]
