@@ -20,7 +20,7 @@ from delayd.batch.sequences import ROW_BITS
 from delayd.errors import BatchMalformed, DamagedData, DataError
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES, Entries
-from delayd.log.control import GroupCreated, GroupMoved, GroupSetBack, RetryDecided, decode_sound
+from delayd.log.control import GroupCreated, GroupDeleted, GroupMoved, GroupSetBack, RetryDecided, decode_sound
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace
 from delayd.log.pull import PullOp, decode_rows
@@ -92,7 +92,7 @@ class _GroupLife(NamedTuple):
     begin: int  # Number of its first entry.
     subject: str = ""
     group: str = ""
-    end: int = _CONSUME_MAX  # A power cut took what it was given from this consume sequence on (rule L2).
+    end: int = _CONSUME_MAX  # A power cut may have taken what it was given from here on (rule L2).
 
 
 def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> Consumption:
@@ -154,11 +154,12 @@ def _entries_of(group: CommitGroup, count: int, lives: list[_GroupLife]) -> Iter
                     lives.append(_GroupLife(record.group_id, count, *(known[2:4] if known is not None else ())))
                 elif isinstance(record, GroupSetBack):
                     # From here on it gets other messages under these numbers.
-                    for at, life in enumerate(lives):
-                        if life.group_id == record.group_id:
-                            lives[at] = life._replace(end=min(life.end, record.next))
+                    _end_lives(lives, record.group_id, record.next)
                     known = next((life for life in reversed(lives) if life.group_id == record.group_id), None)
                     lives.append(_GroupLife(record.group_id, count, *(known[2:4] if known is not None else ())))
+                elif isinstance(record, GroupDeleted):
+                    # No start sets it back, so nobody knows what a power cut took of what it was given.
+                    _end_lives(lives, record.group_id, 0)
                 elif isinstance(record, RetryDecided):
                     found = _sent_back(record)
                     count += len(found)
@@ -190,6 +191,13 @@ def _sound(entries: NDArray[np.void]) -> Mask:
     for name in ("pull_first", "consume_first"):
         sound &= entries[name] < np.uint64(1 << 62)
     return sound
+
+
+def _end_lives(lives: list[_GroupLife], group_id: int, end: int) -> None:
+    """Note that what a group was given up to now proves nothing from this consume sequence on."""
+    for at, life in enumerate(lives):
+        if life.group_id == group_id:
+            lives[at] = life._replace(end=min(life.end, end))
 
 
 def _moved(lives: Sequence[_GroupLife], sound: Mask) -> list[_GroupLife]:

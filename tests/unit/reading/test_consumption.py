@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from delayd.log.checkpoint import CheckpointFile
-from delayd.log.control import GroupSetBack, Record, RetryDecided, as_record, encode_records
+from delayd.log.control import GroupDeleted, GroupSetBack, Record, RetryDecided, as_record, encode_records
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace, open_log
 from delayd.log.pull import PullEntry, PullOp, RetryRow, encode_entries, encode_rows, encode_void
@@ -33,7 +33,7 @@ def retry(first: int, count: int, consume: int, reason: str = "", group: int = 1
 
 
 def read(
-    *lives: Sequence[PullEntry | RetryDecided | GroupSetBack], groups: int = 2, counted: bool = False
+    *lives: Sequence[PullEntry | RetryDecided | GroupSetBack | GroupDeleted], groups: int = 2, counted: bool = False
 ) -> Consumption:
     """Read a pull log in which each list is what one life of the server wrote."""
     disk: Disk = MemoryDisk()
@@ -45,7 +45,7 @@ def read(
     log.append([NewGroup(GroupKind.CONTROL, [encode_records(records)], 1, 1)], 1)
     for epoch, entries in enumerate(lives, 1):
         for entry in entries:
-            if isinstance(entry, RetryDecided | GroupSetBack):
+            if isinstance(entry, RetryDecided | GroupSetBack | GroupDeleted):
                 new = NewGroup(GroupKind.CONTROL, [encode_records([as_record(entry)])], epoch, 1)
             else:
                 new = NewGroup(GroupKind.DATA, encode_entries([entry]), epoch, 1, 0, 1)
@@ -93,6 +93,10 @@ def test_rule_L2_a_group_that_was_set_back_gets_other_messages_under_the_same_nu
     assert found.ends == (("orders", 5),)
     lied = read([pull(0, 10, 0), end(ACK, 0, 10)], [pull(10, 2, 3)], counted=True)
     assert lied.faults == ("message 3 of orders was given to group g1 of orders again after it was acknowledged",)
+
+
+def test_rule_L2_what_a_deleted_group_was_given_proves_nothing_for_no_start_sets_it_back() -> None:
+    assert read([pull(0, 10, 0), GroupDeleted(1), pull(10, 5, 0, group=2)], counted=True).ends == (("orders", 5),)
 
 
 def test_what_was_sent_back_to_the_delay_server_is_not_outstanding() -> None:
