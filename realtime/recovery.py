@@ -21,7 +21,7 @@ from delayd.batch.batch import Batch
 from delayd.batch.columns import ROWS_MAX, ColumnId
 from delayd.batch.sequences import ROW_BITS, ROW_MASK
 from delayd.config import RealtimeConfig
-from delayd.errors import BatchMalformed, DamagedData, DamagedValue, DataError, RetryLater, Shortage
+from delayd.errors import BatchMalformed, DamagedData, DamagedValue, DataError, DiskFull, RetryLater, Shortage
 from delayd.log.consume import (
     SEGMENT_ENTRIES,
     ConsumeTail,
@@ -178,7 +178,13 @@ def _open_pull_log(opened: ExitStack, recovered: Recovered, kept: Kept, state: S
             pulls, pull_log = recovered.read_pulls(recovered.index, now_ms)
             mine.callback(pull_log.close)
             _check_end(recovered, pulls)
-            behind = _behind(pulls, recovered.index, unread_from)
+            try:
+                if behind := _behind(pulls, recovered.index, unread_from):
+                    _set_back(pulls, behind, pull_log, recovered.identity.epoch, message_log.end)
+            except (RetryLater, DiskFull) as error:
+                # Nothing is damaged there, so an operator who gives it up gives up nothing before this position.
+                what = f"groups can't be set back now: {error.message}"
+                raise DamagedData(pulls.folder, pull_log.end, what) from error
             opened.enter_context(mine.pop_all())
     except DamagedData as damage:
         if damage.end_of:
@@ -189,8 +195,6 @@ def _open_pull_log(opened: ExitStack, recovered: Recovered, kept: Kept, state: S
             state.commit(copied([encode_unread(message_log.end)]))
         return
     recovered.pulls, recovered.pull_log = pulls, pull_log
-    if behind:
-        _set_back(pulls, behind, pull_log, recovered.identity.epoch, message_log.end)
     if unread_from is not None:
         state.commit([], [UNREAD_KEY, COPY_PREFIX + UNREAD_KEY])
 
@@ -363,21 +367,18 @@ def _behind(replay: PullReplay, index: Index, unread_from: int | None) -> dict[i
     stands behind came later.
 
     Raises:
-        DamagedData: nobody can say it now.
+        RetryLater: nobody can say it now.
     """
     behind: dict[int, int] = {}
     for group in replay.groups.values():
-        try:
-            end = group.subject.end if unread_from is None else index.first_from(group.subject, unread_from)
-        except RetryLater as error:
-            raise DamagedData(replay.folder, 0, f"nobody knows yet what a power cut took: {error.message}") from error
+        end = group.subject.end if unread_from is None else index.first_from(group.subject, unread_from)
         if replay.came_to(group) > end:
             behind[group.group_id] = end
     return behind
 
 
 def _set_back(replay: PullReplay, behind: Mapping[int, int], pull_log: Log, epoch: int, durable_offset: int) -> None:
-    """Set groups back to where they go on; durable on return.
+    """Set groups back to where they go on; durable on return. Raises DiskFull.
 
     An example: a subject has the messages 0 to 6, and its group was given 5 to 8, as the pull sequences 70 to 73. Its
     consumer has acknowledged 8, and nobody has told it so. The record says that the group goes on at 7, and that 72 and

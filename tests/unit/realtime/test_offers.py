@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.errors import BatchMalformed, DamagedData
+from delayd.errors import BatchMalformed, DamagedData, NotReady
 from delayd.log.pull import decode_void, encode_void
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
@@ -282,3 +282,25 @@ def test_a_power_cut_takes_back_what_was_said_before_an_operator_moved_the_group
     assert not world.core.retries.origins()
     assert world.ack(SimPeer(), [handle]) == [handle]
     assert world.pull(SimPeer()).bodies == [b"a", b"x", b"y"]
+
+
+def test_rule_L8_a_start_on_a_full_disk_sets_groups_back_when_there_is_space() -> None:
+    world, delay, commits, fsyncs = stepped(free_bytes_all=0)
+    waiting(world, fsyncs)
+    before = world.recovered.message_log.end
+    dispatch(world, delay, 1, b"a", b"b")
+    commits.step()
+    disk = world.disk.after_kill()
+    (messages,) = files(disk, "/data/realtime/message")
+    put(disk, messages, content(disk, messages)[: before - world.recovered.message_log.end])
+    disk.capacity_bytes = disk.used_bytes
+    world, delay = World(disk, world.state.after_crash(disk)), SimPeer()
+    with pytest.raises(NotReady):
+        world.pull(SimPeer())
+    disk.capacity_bytes = CAPACITY_BYTES
+    world.hello(delay, 9)
+    world.dispatch(delay, 9, dispatch_batch(7, [b"x"]))
+    for _ in range(3):
+        world.pass_time(REST_MS)
+    assert world.pull(SimPeer()).bodies == [b"x"]
+    assert world.restarted().pull(SimPeer()).bodies == []
