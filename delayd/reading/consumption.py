@@ -92,6 +92,7 @@ class _GroupLife(NamedTuple):
     begin: int  # Number of its first entry.
     subject: str = ""
     group: str = ""
+    goes_on: bool = False  # A start set it back, so what it was given before can still be ended.
     end: int = _CONSUME_MAX  # A power cut may have taken what it was given from here on (rule L2).
 
 
@@ -156,7 +157,8 @@ def _entries_of(group: CommitGroup, count: int, lives: list[_GroupLife]) -> Iter
                     # From here on it gets other messages under these numbers.
                     _end_lives(lives, record.group_id, record.next)
                     known = next((life for life in reversed(lives) if life.group_id == record.group_id), None)
-                    lives.append(_GroupLife(record.group_id, count, *(known[2:4] if known is not None else ())))
+                    names = known[2:4] if known is not None else ("", "")
+                    lives.append(_GroupLife(record.group_id, count, *names, goes_on=True))
                 elif isinstance(record, GroupDeleted):
                     # No start sets it back, so nobody knows what a power cut took of what it was given.
                     _end_lives(lives, record.group_id, 0)
@@ -239,6 +241,13 @@ class _PullBooks:
         self._epochs = epochs
         self._lives = self._all_lives(entries["group_id"], lives)
         self._life = self._life_of(entries["group_id"])
+        numbers = np.arange(len(self._lives))
+        ids = [life.group_id for life in self._lives]
+        goes_on = [
+            life.goes_on and life.group_id == before for life, before in zip(self._lives, [-1, *ids], strict=False)
+        ]
+        # For each life the first one of its line: what that was given may be ended in all of them.
+        self._line = np.maximum.accumulate(np.where(np.array(goes_on, bool), 0, numbers))
         self._pulls = np.flatnonzero(self._op == PullOp.PULL)
         self._others = np.flatnonzero(self._op != PullOp.PULL)
 
@@ -317,7 +326,7 @@ class _PullBooks:
         """For each stretch the first entry that ends its pull; one entry may span stretches of other groups."""
         places, entry = self._stretches(bounds, self._others)
         pull = pull_of[places]
-        fits = (pull >= 0) & (pull < entry) & (self._life[pull] == self._life[entry])
+        fits = (pull >= 0) & (pull < entry) & (self._line[self._life[pull]] == self._line[self._life[entry]])
         fits &= self._incarnation[pull] == self._incarnation[entry]
         closed_by = np.full(len(bounds) - 1, -1)
         closed_by[places[fits][::-1]] = entry[fits][::-1]

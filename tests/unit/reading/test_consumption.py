@@ -91,6 +91,8 @@ def test_rule_L2_a_group_that_was_set_back_gets_other_messages_under_the_same_nu
     found = read([pull(0, 10, 0), end(ACK, 0, 10)], [back, pull(10, 2, 3), end(ACK, 10, 2)], counted=True)
     assert found.faults == ()
     assert found.ends == (("orders", 5),)
+    later = read([pull(0, 10, 0)], [back, end(ACK, 0, 3), pull(10, 2, 3)], counted=True)
+    assert later.faults == () and [(each.acknowledged, each.outstanding) for each in later.groups] == [(3, 7), (0, 2)]
     lied = read([pull(0, 10, 0), end(ACK, 0, 10)], [pull(10, 2, 3)], counted=True)
     assert lied.faults == ("message 3 of orders was given to group g1 of orders again after it was acknowledged",)
 
