@@ -390,8 +390,10 @@ def _set_back(replay: PullReplay, behind: Mapping[int, int], pull_log: Log, epoc
         for entry in _pulls_in(group):
             end = behind.get(entry.group_id)
             if end is not None and (gone := entry.consume_first + entry.covered - end) > 0:
-                stop = entry.pull_first + entry.covered
-                void[entry.group_id].append((stop - min(gone, entry.covered), stop))
+                stop, own = entry.pull_first + entry.covered, void[entry.group_id]
+                first = stop - min(gone, entry.covered)
+                # Neighbours are joined: a record of a million single pulls would not fit into a batch.
+                own.append((own.pop()[0] if own and own[-1][1] == first else first, stop))
     records: list[Known] = []
     for group_id, end in behind.items():
         consumers = replay.groups[group_id]
