@@ -48,6 +48,7 @@ from .kept import (
     encode_lives,
     encode_marks,
     encode_name,
+    encode_offers,
     encode_origin,
     encode_subject,
 )
@@ -316,14 +317,14 @@ class Snapshots:
         self._named: set[Group] = set()  # Groups whose names this life has written to the state.
         self._lives_kept = False  # Whether a checkpoint has stored where this life began.
 
-    def begin(self, marks: Marks) -> None:
+    def begin(self, marks: Marks, *, ends: bool) -> None:
         """Fix the contents of a checkpoint that covers the logs up to ``marks``; `step` copies groups and consume logs
-        with their state of this moment.
+        with their state of this moment. ``ends``: nothing is offered any more.
         """
         origins = [origin for origin in self._origins if origin.dirty]
         for origin in origins:
             origin.dirty = False
-        pairs = list(map(encode_origin, origins))
+        pairs = [*map(encode_origin, origins), encode_offers(self._recovered.lost_offers.kept(ends=ends))]
         if not self._lives_kept and self._recovered.pulls is not None:
             self._lives_kept = True
             pairs.append(encode_lives(self._recovered.pulls.lives))

@@ -288,7 +288,7 @@ class Core:
             return
         self._tells, self._told_of = self._told_of, []
         self._checkpoints.begin()
-        self._snapshots.begin(self._marks())
+        self._snapshots.begin(self._marks(), ends=self._last_checkpoint)
         self._go_on_copying()
 
     def _tell_of_checkpoint(self, heard: OnCheckpoint) -> None:

@@ -81,6 +81,7 @@ class DelayServers:
         self.counters = {"refused": 0, "fenced": 0}
         self._log_id = recovered.identity.log_id
         self._index, self._stored, self._origins = recovered.index, recovered.stored, recovered.origins
+        self._lost_offers = recovered.lost_offers
         self._commit = commit
         self._unread = unread
         self._reserve = reserve
@@ -181,7 +182,11 @@ class DelayServers:
             return
         held = [origin.window[key] for key in origin.keys]
         limited.info("window", "window origin=%016x session=%d batches=%d", origin.log_id, origin.session, len(held))
-        for head, body, more in window_frames(self._log_id, end, origin.highest_sequence, origin.decided_offset, held):
+        facts: Head = {"log_id": self._log_id, "end_offset": end, "highest_sequence": origin.highest_sequence}
+        facts["decided_offset"] = origin.decided_offset
+        if lost_ms := self._lost_offers.at_ms:
+            facts["offers_lost_ms"] = lost_ms
+        for head, body, more in window_frames(facts, held):
             greeting.peer.answer(greeting.request_id, head, body, more=more)
 
     def waits(self) -> Iterator[Wait]:
@@ -354,10 +359,10 @@ class SpaceLook:
             )
 
 
-def window_frames(
-    log_id: int, end: int, highest_sequence: int, decided_offset: int, held: Sequence[InDoubt]
-) -> Iterator[tuple[Head, list[Buffer], bool]]:
-    """The frames of a window's answer: head, body, and whether more follow; one frame when the window is empty."""
+def window_frames(facts: Head, held: Sequence[InDoubt]) -> Iterator[tuple[Head, list[Buffer], bool]]:
+    """The frames of a window's answer: head, body, and whether more follow; one frame when the window is empty. Each
+    head has the ``facts``.
+    """
     at = 0
     while True:
         rows: list[list[int]] = []
@@ -372,8 +377,6 @@ def window_frames(
             size += WINDOW_ROW_BYTES * one.rows
             at += 1
         more = at < len(held)
-        head: Head = {"log_id": log_id, "end_offset": end, "highest_sequence": highest_sequence}
-        head |= {"decided_offset": decided_offset, "batches": [*rows]}
-        yield head, body, more
+        yield {**facts, "batches": [*rows]}, body, more
         if not more:
             return

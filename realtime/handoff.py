@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 from delayd.batch.batch import Batch
 from delayd.batch.columns import HEADER_BYTES, Buffer, ColumnId, DispatchPart
 from delayd.errors import DelaydError, FencedInstance, RestoredOrigin, SlowDown, StaleEpoch, StaleSession
+from delayd.hours import INSTANT_MS_MAX
+from delayd.machine.clock import Clock
 from delayd.machine.identity import check_epoch
 from delayd.wire.frame import HeadValue
 
@@ -21,6 +23,7 @@ W = tuple[int, int]
 """A watermark: epoch and batch id; everything up to it, in lexicographic order, is decided (rule H1)."""
 
 W_NONE: W = (0, 0)
+UNTIL_NOW = INSTANT_MS_MAX  # An instant in the past, and nobody knows which.
 RETRY_MS = 1_000  # The hint to a sender whom a bound refuses.
 ORIGINS_MAX = 1_000  # Delay servers that were ever heard: half a kilobyte each, and one LMDB row.
 # Batches of one delay server above W, 0.4 KB each. No delay server leaves even half as many undecided.
@@ -204,6 +207,42 @@ class Origin:
     def decided_or_held(self, key: W) -> bool:
         """Whether a batch with this number was taken or decided before."""
         return key <= self.w or key in self.window or key in self.expected
+
+
+class KeptOffers(NamedTuple):
+    """What LMDB has of `LostOffers`. ``open``: the life that wrote it offers ahead of its fsyncs, and has not stopped
+    cleanly.
+    """
+
+    lost_ms: int = 0
+    open: bool = False
+
+
+class LostOffers:
+    """When the latest life began that followed an end which may have taken messages that consumers had (rule C1).
+
+    Only a power cut takes them, but nobody can tell a power cut from a kill afterwards. A clean stop takes nothing,
+    because its last checkpoint is durable behind both logs.
+    """
+
+    def __init__(self, clock: Clock, before: KeptOffers, *, ahead: bool) -> None:
+        self._clock = clock
+        self._ahead = ahead
+        self._known_ms = None if before.open or before.lost_ms == UNTIL_NOW else before.lost_ms
+        self._begun_ms = clock.monotonic_ms()
+
+    @property
+    def at_ms(self) -> int:
+        """The instant; 0 if there was no such life; UNTIL_NOW while nothing has confirmed this life's clock."""
+        if self._known_ms is None:
+            if not self._clock.confirmed:
+                return UNTIL_NOW
+            self._known_ms = self._clock.now_ms() - (self._clock.monotonic_ms() - self._begun_ms)
+        return self._known_ms
+
+    def kept(self, *, ends: bool) -> KeptOffers:
+        """What the next life is to find; ``ends``: this one offers nothing more, and all that it did is durable by then."""
+        return KeptOffers(self.at_ms, self._ahead and not ends)
 
 
 class Origins:

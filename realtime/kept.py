@@ -20,7 +20,7 @@ from delayd.machine.state import State
 
 from .group_window import GIVEN_BACK, HELD, Became, Offer, Stage, StateRun
 from .groups import Group, GroupCopy, LostGroup
-from .handoff import Origin, Origins
+from .handoff import KeptOffers, Origin, Origins
 from .subject_index import Index, Subject
 from .terms import OPEN, decode_filter, encode_filter
 
@@ -33,7 +33,10 @@ NAME_PREFIX = b"name/"
 LIVES_KEY = b"lives"
 LIVES_MAX = 1_000  # Acknowledgements of this many newest lives are recognised.
 UNREAD_KEY = b"unread_from"  # The end of the message log when a start could not read the pull log, until one can.
-COPIED = (CHECKPOINT_KEY, LIVES_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX, UNREAD_KEY)
+# {lost_ms, open}: when the latest life began that followed an end which may have taken what consumers had before its
+# fsync, and whether this life may end so.
+OFFERS_KEY = b"offers"
+COPIED = (CHECKPOINT_KEY, LIVES_KEY, OFFERS_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX, UNREAD_KEY)
 
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
@@ -79,6 +82,11 @@ def encode_lives(lives: Sequence[Life]) -> Pair:
 def encode_unread(offset: int) -> Pair:
     """Where the message log ended when the pull log could not be read."""
     return UNREAD_KEY, _pack(offset)
+
+
+def encode_offers(offers: KeptOffers) -> Pair:
+    """What may have been lost before this life, and whether this life is open."""
+    return OFFERS_KEY, _pack({"lost_ms": offers.lost_ms, "open": int(offers.open)})
 
 
 def encode_origin(origin: Origin) -> Pair:
@@ -205,6 +213,15 @@ class Kept:
         """Where the message log ended when a start could not read the pull log; None: the last start has read it."""
         found = [value for key, value in self._scan(UNREAD_KEY) if key == UNREAD_KEY]
         return cast(int, msgpack.unpackb(found[0])) if found else None
+
+    def offers(self) -> KeptOffers:
+        """What the life before has kept. If that is lost, it may have lost what it had offered."""
+        lost: list[DamagedValue] = []
+        found = [value for key, value in self._scan(OFFERS_KEY, lost) if key == OFFERS_KEY]
+        if not found:
+            return KeptOffers(open=bool(lost))
+        row = self._row(OFFERS_KEY, found[0])
+        return KeptOffers(_int(row, "lost_ms"), bool(_int(row, "open")))
 
     def origins(self, origins: Origins) -> None:
         """Load the delay servers that were heard."""

@@ -64,8 +64,19 @@ from delayd.machine.state import State
 from .closed import TallyLog
 from .commit import hello_of_record
 from .groups import Group, LostGroup
-from .handoff import Origins
-from .kept import UNREAD_KEY, Kept, Life, Marks, copied, encode_marks, encode_unread, group_keys, subject_of_key
+from .handoff import LostOffers, Origins
+from .kept import (
+    UNREAD_KEY,
+    Kept,
+    Life,
+    Marks,
+    copied,
+    encode_marks,
+    encode_offers,
+    encode_unread,
+    group_keys,
+    subject_of_key,
+)
 from .rebuild import rows_of
 from .subject_index import Index, StoredBatches
 from .terms import decode_filter
@@ -88,6 +99,7 @@ class Recovered:
     stored: StoredBatches
     origins: Origins
     next_sequence: int
+    lost_offers: LostOffers
     pull_place: LogPlace
     # Reads the pull log into groups of an index; it gets the time, too, and raises DamagedData.
     read_pulls: Callable[[Index, int], tuple[PullReplay, Log]]
@@ -134,8 +146,9 @@ def _recover(
     identity = open_identity(state, state_path, draw_u64, disk)
     kept = Kept(state, state_path)
     marks = kept.marks()
+    lost_offers = LostOffers(clock, kept.offers(), ahead=not config.offer_durable_only)
     # The incarnation is the epoch under another name: both rise by one, durably, at each start.
-    state.commit(copied([encode_marks(marks, identity.epoch)]))
+    state.commit(copied([encode_marks(marks, identity.epoch), encode_offers(lost_offers.kept(ends=False))]))
     now_ms = clock.now_ms()
     message_place = LogPlace(f"{config.folder}/message", FileKind.REALTIME, identity.log_id, config.segment_bytes)
     whole = (marks.indexed_offset, marks.indexed_crc32c)
@@ -162,6 +175,7 @@ def _recover(
         StoredBatches(message_log, config.tail_bytes),
         origins,
         marks.next_sequence,
+        lost_offers,
         pull_place,
         partial(_read_pull_log, disk, pull_place, kept, marks),
     )

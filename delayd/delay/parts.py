@@ -27,11 +27,12 @@ from delayd.delay.ending.endings import Books as EndingBooks
 from delayd.delay.ending.endings import Endings
 from delayd.delay.filing.checkpointer import CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
 from delayd.delay.filing.schedule_log import Sources
-from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, EarlierLives, Notes, RouteMoves, Routing
+from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, Notes, RouteMoves, Routing
 from delayd.delay.handoff.link import Dial, Link, LinkTerms
 from delayd.delay.handoff.sender import SenderTerms, ServerLife
 from delayd.delay.handoff.target_words import KeepingEnds, Refusers, TargetEnds, TargetWords, accepted_targets
 from delayd.delay.handoff.targets import TargetBooks, Targets
+from delayd.delay.handoff.window import MayHaveLeft
 from delayd.delay.intake import DAY_MS, Committed, FoundLog, Intake
 from delayd.delay.keys.index import FIRST_NUMBER, KeyIndex, open_index
 from delayd.delay.keys.owned_slots import AskSlots
@@ -169,10 +170,10 @@ class Handoff:
         )
         # Each commit of the worker also stores the ends of the targets.
         self.keeping = replace(site, state=KeepingEnds(site.state, self.ends))
-        terms = self._terms(ground, logs, memory, refusers)
         kept, replayed = found.kept, found.replayed
+        earlier = MayHaveLeft(replayed.next_sequence, _earlier_until_ms(site.clock, replayed.appended_at_ms))
+        terms = self._terms(ground, logs, memory, refusers, earlier)
         noted = words.without_freed(kept.targets)
-        earlier = EarlierLives(replayed.next_sequence, _earlier_until_ms(site.clock, replayed.appended_at_ms))
         self.dispatcher = Dispatcher(
             found.wheel,
             replayed.subjects,
@@ -186,7 +187,7 @@ class Handoff:
         books = TargetBooks(words, self.ends, refusers)
         self.targets = Targets(site, books, self.dispatcher, logs.outcomes, memory.quarantine, logs.intake)
 
-    def _terms(self, ground: Ground, logs: Logs, memory: Memory, refusers: Refusers) -> LinkTerms:
+    def _terms(self, ground: Ground, logs: Logs, memory: Memory, refusers: Refusers, earlier: MayHaveLeft) -> LinkTerms:
         site, around = ground.site, ground.around
         sender = SenderTerms(
             life=ground.life,
@@ -198,6 +199,7 @@ class Handoff:
             ends=self.ends,
             fence=ground.fence,
             hold=memory.held.hold,
+            earlier=earlier,
         )
         return LinkTerms(sender, around.dial, memory.ledger, refusers, logs.intake)
 

@@ -80,7 +80,9 @@ def largest() -> Iterator[tuple[str, Head]]:
     yield "GROUPS", groups_head(groups, INT_MAX)
     places: dict[int, int] = {ColumnId.SEQUENCE: 0, ColumnId.DELIVER_AT_MS: 0}
     held = InDoubt(U64_MAX, U64_MAX, 1 << 32, INT_MAX, INT_MAX, INT_MAX, 0, b"", 0, places, 0)
-    for head, _, _ in window_frames(U64_MAX, INT_MAX, U64_MAX, INT_MAX, [held] * (WINDOW_BATCHES + 1)):
+    facts: Head = dict.fromkeys(("end_offset", "decided_offset", "offers_lost_ms"), INT_MAX)
+    facts |= dict.fromkeys(("log_id", "highest_sequence"), U64_MAX)
+    for head, _, _ in window_frames(facts, [held] * (WINDOW_BATCHES + 1)):
         yield "HELLO", head
     wide = "\U0001f600" * 5_000
     costs = dict.fromkeys(Decision, wide)

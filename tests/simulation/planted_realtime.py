@@ -85,7 +85,7 @@ def _keep_no_window(self: Origins, end: int) -> int:
 def _checkpoint_before_the_pull_log(self: Core) -> None:
     if not self._checkpoints.under_way and not self._failed:
         self._checkpoints.begin()
-        self._snapshots.begin(self._marks())
+        self._snapshots.begin(self._marks(), ends=False)
         while (snapshot := self._snapshots.step()) is None:
             pass
         self._checkpoints.take(snapshot, self._checkpointed)

@@ -20,9 +20,9 @@ from delayd.address import Endpoint
 from delayd.batch.columns import FEW_ROWS
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.target_words import TargetWords
-from delayd.delay.handoff.window import lowest_offset, split_off
+from delayd.delay.handoff.window import MayHaveLeft, lowest_offset, split_off
 from delayd.delay.ledger.ledger import Ledger
-from delayd.delay.rows import Rows, due_at_ms
+from delayd.delay.rows import Rows
 from delayd.delay.subjects import Subjects
 from delayd.delay.timers.wheel import Wheel
 from delayd.errors import DamagedValue, DiskFull, key_text
@@ -45,21 +45,13 @@ AskRoutes = Callable[[list[bytes]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierLives:
-    """Which rows an earlier life may have sent: those that it had given numbers, and that were due by then (H5)."""
-
-    sequences_below: int
-    due_until_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class Notes:
     """The targets of subjects, as a start found them."""
 
     targets: Mapping[bytes, int]  # By subject.
     owed: Collection[bytes]  # Subjects whose target only the message log names: the next checkpoint takes it.
     lost: Collection[bytes]  # Subjects whose target does not check in the state.
-    earlier: EarlierLives
+    earlier: MayHaveLeft  # What an earlier life may have sent (H5).
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +90,8 @@ class Dispatcher:
         self._asked: set[bytes] = set()
         self._places: dict[int, Endpoint] = {}
         self._ask_again = alarms.alarm(self._ask_unrouted)
+        # What the former targets of subjects may have offered and lost, since a start.
+        self._left_behind: dict[bytes, set[MayHaveLeft]] = {}
         self._lost = words.lost  # Targets that are sent nothing any more (rule H5).
         self._is_freed = words.is_freed  # Tells whether all rows that wait for a lost target are in doubt.
         self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
@@ -170,6 +164,8 @@ class Dispatcher:
         self._route_new_subjects()
         rows = self.links[target].sender.take_rest()
         for subject in [subject for subject, log_id in self.targets.items() if log_id == target]:
+            if self._subjects.has(subject):
+                self._leave(subject)
             del self.targets[subject]
             self.changed.pop(subject, None)
             self.forgotten.add(subject)
@@ -233,6 +229,7 @@ class Dispatcher:
     def _note(self, subject: bytes, target: int) -> None:
         self._asked.discard(subject)
         self._moving.pop(subject, None)
+        self._leave(subject)
         self.targets[subject] = self.changed[subject] = target
         self.forgotten.discard(subject)
         number = self._subjects.number(subject)
@@ -241,6 +238,12 @@ class Dispatcher:
         self._link_of[number] = self._index_of[target]
         for rows in self._unrouted.pop(number, []):
             link.offer(self._ledger.may_leave(rows))
+
+    def _leave(self, subject: bytes) -> None:
+        """Remember what the target of a subject may have offered and lost, for its rows go elsewhere now."""
+        target = self.targets.get(subject)
+        if target is not None and (bound := self.links[target].lost_offers) is not None:
+            self._left_behind.setdefault(subject, set()).add(bound)
 
     def place(self, target: int, endpoint: Endpoint) -> None:
         """Tell where a target listens."""
@@ -255,20 +258,31 @@ class Dispatcher:
             link.sender.leave_out(ended)
 
     def may_have_left(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which rows an earlier life of this server may have sent, to a target that has not answered since (rule
-        H5).
+        """Which rows a target may hold that has not answered since an earlier life of this server (rule H5), or that
+        consumers may have had, for their target has lost what it had offered (rule C1).
         """
-        found: NDArray[np.bool_] = rows["sequence"] < np.uint64(self._earlier.sequences_below)
-        if found.any():
-            found &= due_at_ms(rows) <= self._earlier.due_until_ms
+        found = self._earlier.among(rows)
+        for link in self._order:
+            if link.lost_offers is not None:
+                found |= link.lost_offers.among(rows)
         if not found.any():
             return found
         for number in np.unique(rows["subject"].compress(found)).tolist():
-            name = self._subjects.names[number]
-            target = self.targets.get(name)
-            answered = name not in self.withheld if target is None else self.links[target].sender.earlier_settled
-            if answered:
-                found &= rows["subject"] != np.uint32(number)
+            own = np.flatnonzero(rows["subject"] == np.uint32(number))
+            found[own] = self._may_have_left(rows.take(own), self._subjects.names[number])
+        return found
+
+    def _may_have_left(self, rows: Rows, subject: bytes) -> NDArray[np.bool_]:
+        """The same for rows of one subject."""
+        target = self.targets.get(subject)
+        # Nobody remembers where a subject without a target went.
+        links = self._order if target is None else [self.links[target]]
+        bounds = [*self._left_behind.get(subject, ()), *(link.lost_offers for link in links if link.lost_offers)]
+        if subject in self.withheld if target is None else not self.links[target].sender.earlier_settled:
+            bounds.append(self._earlier)
+        found = np.zeros(len(rows), np.bool_)
+        for bound in bounds:
+            found |= bound.among(rows)
         return found
 
     def take_out(self, sequences: NDArray[np.uint64], arrays: Collection[int]) -> list[Rows]:
@@ -314,6 +328,7 @@ class Dispatcher:
             settled = link.phase is Phase.READY and link.sender.window.earlier_settled
             if settled and not self._subjects.has(subject):
                 del self.targets[subject]
+                self._left_behind.pop(subject, None)
                 self.changed.pop(subject, None)
                 self.forgotten.add(subject)
 

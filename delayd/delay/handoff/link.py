@@ -23,6 +23,7 @@ from delayd.address import Endpoint
 from delayd.batch.sequences import Sequences
 from delayd.delay.handoff.sender import Sender, SenderTerms
 from delayd.delay.handoff.target_words import Refusers
+from delayd.delay.handoff.window import MayHaveLeft
 from delayd.delay.handoff.wire import WatchedWire, Wire
 from delayd.delay.intake import Intake
 from delayd.delay.ledger.ledger import Ledger
@@ -48,6 +49,7 @@ from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.heads import (
     WINDOW_MOST,
     WINDOW_ROW_BYTES,
+    need_instant,
     need_int,
     need_rows,
     need_u64,
@@ -57,6 +59,7 @@ from delayd.wire.requests import RequestType
 log = logging.getLogger(__name__)
 limited = LogLimit(log)
 
+CLOCKS_MS = 5_000  # The clocks of two servers may differ by this much (rule T1).
 RETRY_MS = 50  # How long to wait before a target that was away is tried again; it doubles each time.
 RETRY_MS_MAX = 2_000
 WINDOW_FRAMES_MAX = 4_096  # The answer to a hello has at most this many frames, of 4,096 batches each.
@@ -112,6 +115,7 @@ class Link:
         self.endpoint: Endpoint | None = None
         self.alarm = ""
         self.is_elsewhere = False  # Another server answers at the target's address.
+        self.lost_offers: MayHaveLeft | None = None  # What consumers may have had that the target has lost (rule C1).
         self.is_lost = False  # An operator has given the target up: it is never spoken to again.
         self.refusal: HandoffRefused | None = None  # Why the target refused the last hello, until that is resolved.
         # Whether an operator wants the target to take this server as it is.
@@ -337,6 +341,7 @@ class Link:
             log_id, end_offset = need_u64(answer.head, "log_id"), need_int(answer.head, "end_offset")
             highest = need_int(answer.head, "highest_sequence") if "highest_sequence" in answer.head else 0
             decided = need_int(answer.head, "decided_offset") if "decided_offset" in answer.head else 0
+            lost_ms = need_instant(answer.head, "offers_lost_ms") if "offers_lost_ms" in answer.head else 0
             window = [batch for frame in self._answer for batch in _read_window(frame)]
         except BadRequest as error:
             self._lost(session, error)
@@ -364,7 +369,17 @@ class Link:
             if self._ends.unread and decided <= end_offset and self._ends.said(self.target) is not None:
                 # The offset is known again this way, even if nobody ever restores the dispatch log that named it.
                 self._ends.name(self.target, decided)
+            self.lost_offers = self._may_have_been_offered(lost_ms) if lost_ms else None
             self._record(session, window)
+
+    def _may_have_been_offered(self, until_ms: int) -> MayHaveLeft:
+        """Rows that this target may have given to consumers, and lost, before a life of it that began at ``until_ms``.
+
+        An example: it began at 12:00:00 by its clock, and answers at 12:05. A row that was due at 12:00:03 and still
+        waits here may have been given out. One that was due at 12:01 was not, and may be cancelled.
+        """
+        due_until_ms = min(until_ms + CLOCKS_MS, self.sender.claimed_until_ms)
+        return MayHaveLeft(self._intake.next_sequence, due_until_ms)
 
     def _answered(self) -> None:
         """The target accepts this server."""

@@ -29,7 +29,7 @@ from delayd.delay.handoff.frames import (
 )
 from delayd.delay.handoff.lateness import Lateness
 from delayd.delay.handoff.target_words import TargetEnds
-from delayd.delay.handoff.window import SentBatch, WaitingRows, Window, lowest_offset, split_off
+from delayd.delay.handoff.window import MayHaveLeft, SentBatch, WaitingRows, Window, lowest_offset, split_off
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows, latest_due_ms, without
 from delayd.delay.timers.loading import Hours
@@ -79,6 +79,7 @@ class SenderTerms:
     ends: TargetEnds
     fence: Fence
     hold: Callable[[Rows, DamagedData], None]  # Called with rows of one batch that can't be read.
+    earlier: MayHaveLeft  # What an earlier life may have sent (rule H5).
 
 
 @dataclass(slots=True, eq=False)  # Each is itself only: its arrays are not compared when one is removed.
@@ -119,6 +120,7 @@ class Sender:
         self._left_out = NO_SEQUENCES
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
+        self.claimed_until_ms = terms.earlier.due_until_ms  # No row that is due later has ever left.
         self.later = ""  # Why the target puts off the rows that it is sent, as the log said it.
 
     def pump(self, wire: Wire, session: int, current: Callable[[int], bool]) -> None:
@@ -306,6 +308,7 @@ class Sender:
             rows = rows.take(np.flatnonzero(~early))
             if not len(rows):
                 return
+        self.claimed_until_ms = max(self.claimed_until_ms, claimed_at_ms)
         parts, left = split_by_subject_and_hour(rows, BATCHES_A_FRAME)
         self.waiting.give_back(left)
         batches: list[bytes] = []

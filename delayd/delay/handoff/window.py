@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from delayd.batch.columns import FEW_ROWS, Int64s
 from delayd.batch.sequences import among, message_log_offset
-from delayd.delay.rows import NO_ROWS, Rows, join_rows, without
+from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows, without
 
 
 @dataclass(slots=True)
@@ -34,6 +34,21 @@ class SentBatch:
     size_bytes: int
     hashes: NDArray[np.uint64]  # One content hash a row.
     acknowledged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MayHaveLeft:
+    """Rows that a target may have had: those that had been given numbers, and were due by then."""
+
+    sequences_below: int
+    due_until_ms: int
+
+    def among(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which rows are such."""
+        found: NDArray[np.bool_] = rows["sequence"] < np.uint64(self.sequences_below)
+        if found.any():
+            found &= due_at_ms(rows) <= self.due_until_ms
+        return found
 
 
 class Window:
