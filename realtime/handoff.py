@@ -241,7 +241,7 @@ class LostOffers:
         return self._known_ms
 
     def kept(self, *, ends: bool) -> KeptOffers:
-        """What the next life is to find; ``ends``: this one offers nothing more, and all that it did is durable by then."""
+        """What the next life is to find; ``ends``: this one offers nothing more, and what it did is durable by then."""
         return KeptOffers(self.at_ms, self._ahead and not ends)
 
 
