@@ -43,6 +43,7 @@ class Checks:
         cluster.world.check_logs()
         self._quarantine()
         self._waiting()
+        self._cancelled()
         if cluster.delay_up and not any(side.disk.crashed for side in cluster.sides):
             self._outcomes()
             self._expired()
@@ -102,6 +103,7 @@ class Checks:
         world.check_books()
         self._expired()
         self._cluster.callers.check()
+        self._cancelled()
         self._quarantine()
         self._nobody_else()
         self._seals()
@@ -200,6 +202,12 @@ class Checks:
             assert not body or (expires_ms is not None and expires_ms <= claimed_at_ms), (
                 f"{body!r} is EXPIRED, claimed at {claimed_at_ms}; it expires at {expires_ms}"
             )
+
+    def _cancelled(self) -> None:
+        """Nobody was ever given a message of which a caller was told that it has ended (rule C1)."""
+        given = {row for books in self._cluster.books for row in books.rows}
+        wrong = given & self._cluster.world.outside.cancelled
+        assert not wrong, f"cancelled, moved or replaced, and given to a consumer: {sorted(wrong)}"
 
     def _quarantine(self) -> None:
         """Where nobody damages a file, no consumer is told that one is."""

@@ -12,6 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 from delayd.batch.batch import parse
+from delayd.batch.columns import ColumnId
 from delayd.errors import DelaydError, ServerUnavailable
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
@@ -38,6 +39,7 @@ class GroupBooks:
     group: str
     given: dict[int, bytes] = field(default_factory=dict)  # By consume sequence.
     bodies: set[bytes] = field(default_factory=set)  # The bodies of all that was given.
+    rows: set[int] = field(default_factory=set)  # The delay server's numbers of all that was given.
     older: set[bytes] | None = None  # What was there when the group was answered first; None: there is no group yet.
     tried: set[int] = field(default_factory=set)  # Consume sequences for which an acknowledgement was sent.
     acknowledged: dict[int, Name] = field(default_factory=dict)  # The pull whose acknowledgement counted.
@@ -226,6 +228,7 @@ class Consumer:
             batch = parse(answer.body, position)
             batch.verify()
             position += batch.total_bytes
+            self.books.rows.update(batch.uint64s(ColumnId.SEQUENCE).tolist())
             bodies = bodies_of(batch)
             assert len(bodies) == rows, f"a part of {rows} messages has {len(bodies)}"
             for index, body in enumerate(bodies):

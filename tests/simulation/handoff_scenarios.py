@@ -8,8 +8,9 @@ from __future__ import annotations
 from tests.simulation.cluster import DEATHS
 from tests.simulation.delay_side import NAME
 from tests.simulation.network import Line
-from tests.simulation.parts import Parts
+from tests.simulation.parts import WITHIN_MOVES, Parts
 from tests.simulation.steps import Kinds
+from tests.worlds.delay_adapter import RequestWish
 
 SUBJECTS_MAX = 6
 
@@ -29,6 +30,7 @@ class HandoffScenarios(Parts):
                 (6, self.swapped_addresses),
                 (5, self.retried_send),
                 (4, self.first_rows),
+                (4, self.lost_offers),
             ]
         return kinds
 
@@ -153,6 +155,43 @@ class HandoffScenarios(Parts):
         if self.chance(0.7):
             self.delay_dies_and_starts()
         cluster.calm(self.random.choice((60, 400)))
+
+    def lost_offers(self) -> None:
+        """The power fails before a realtime server has fsynced what consumers have, and callers want just these
+        messages cancelled (rule C1).
+        """
+        cluster, side = self.cluster, self.steps.side()
+        if side.life is None:
+            cluster.side_starts(side, faults=False)
+        cluster.calm(400)
+        own = [consumer for consumer in cluster.consumers if consumer.books.log_id == side.log_id]
+        for consumer in own:
+            consumer.pull_if_connected()
+        cluster.calm(1)
+        given = sum(len(consumer.books.rows) for consumer in own)
+        self.steps.send_due()
+        number = cluster.world.outside.last_number
+        for _ in range(WITHIN_MOVES):
+            if sum(len(consumer.books.rows) for consumer in own) > given or not (moves := cluster.moves()):
+                break
+            self.random.choice(moves).do()
+        self.realtime_dies_and_starts(side)
+        if self.chance(0.3):
+            self.delay_dies_and_starts()
+        if self.chance(0.3):
+            side.stop(None, 0)
+            cluster.side_starts(side, faults=False)
+        # The window's answer takes long to record, so that the rows are at no target meanwhile.
+        held = f"{NAME} runs a outcomes" if self.chance(0.7) else f"{side.name} runs a commit"
+        for _ in range(4):
+            cluster.calm(self.random.choice((1, 60)))
+            cluster.hold(held)
+            asked = cluster.world.receipts_of(number)
+            if asked is not None and cluster.delay_up:
+                cluster.callers.ask(RequestWish.CANCEL, asked)
+            self.moves(12)
+        cluster.held.discard(held)
+        cluster.calm(60)
 
     def retried_send(self) -> None:
         """A batch is sent again while it is under way, after a death, and after a checkpoint (rule I1)."""

@@ -297,6 +297,13 @@ IN_DELAY: Bugs = {
         Patch(Intake, "_check", changed(Intake._check, "batch.verify()", "pass"))
     ],
     "L9: damage of a schedule log is not named": [Patch(Mending, "schedule_damaged", _name_no_damage)],
+    "C1: what consumers may have had of a target that lost it is claimed": [
+        Patch(
+            Link,
+            "_greeted",
+            changed(Link._greeted, "self._may_have_been_offered(lost_ms) if lost_ms else None", "None"),
+        )
+    ],
     "L10: an hour that was set aside is never tried again": [Patch(mending, "DAMAGED_AGAIN_MS", NEVER_MS)],
     "P7: a checkpoint counts rows while they are loaded": [
         Patch(Loading, "_number", changed(Loading._number, _AT_ANOTHER_OFFSET, "False")),

@@ -18,7 +18,7 @@ from realtime.delay_servers import DelayServers
 from realtime.group_records import GroupRecords
 from realtime.group_window import Became, GroupWindow
 from realtime.groups import Group, GroupCopy
-from realtime.handoff import Hello, Origin, Origins, Peer
+from realtime.handoff import Hello, LostOffers, Origin, Origins, Peer
 from realtime.kept import Marks
 from realtime.polls import WaitingPulls
 from realtime.pulls import Pulls
@@ -169,6 +169,16 @@ _HEARD_ALL_THE_SAME = [
 ]
 
 IN_REALTIME: Bugs = {
+    "C1: T does not say that it may have lost what consumers have": [
+        Patch(LostOffers, "at_ms", property(lambda self: 0))
+    ],
+    "C1: T forgets at a clean stop that it may have lost what consumers have": [
+        Patch(
+            LostOffers,
+            "kept",
+            changed(LostOffers.kept, "KeptOffers(self.at_ms", "KeptOffers(0 if ends else self.at_ms"),
+        )
+    ],
     "L9: a consume log that is damaged is not rebuilt": [Patch(Rebuilder, "_start", _rebuild_nothing)],
     "L10: what could not be read is never tried again": [Patch(unreadable, "RETRY_MS", NEVER_MS)],
     "H3: T answers a frame and its log is not synced": port_bugs.unsynced("/realtime/message/"),

@@ -284,6 +284,15 @@ class World:
         sequences, due_ms, accepted_ms = zip(*rows, strict=True)
         return Asked(np.array(sequences, np.uint64), np.array(due_ms, np.int64), np.array(accepted_ms, np.int64))
 
+    def receipts_of(self, number: int) -> Asked | None:
+        """What the receipts of one batch say; None before it is accepted."""
+        if number not in self.outside.accepted:
+            return None
+        sent, accepted = self.outside.accepted[number]
+        count, due_ms = len(sent.wanted), [due for due, _, _ in sent.wanted]
+        sequences = np.arange(accepted.base_sequence, accepted.base_sequence + count, dtype=np.uint64)
+        return Asked(sequences, np.array(due_ms, np.int64), np.full(count, accepted.appended_at_ms, np.int64))
+
     def some_receipts(self, random: Random) -> Asked | None:
         """Some rows of a batch that was accepted, perhaps long ago, or of several; None before the first one."""
         known = self.outside.accepted
