@@ -5,6 +5,7 @@ Invariant: nothing happens by itself, and the same calls in the same order give 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
@@ -287,8 +288,20 @@ class Cluster:
             else:
                 assert side.life is not None
                 self._tell(f"{side.name} starts: epoch {side.life.server.epoch}")
+                if side.lost_power:
+                    self._lose_what_was_given(side)
                 return
         raise AssertionError(f"{side.name} does not start in {START_TRIES} tries")
+
+    def _lose_what_was_given(self, side: RealtimeSide) -> None:
+        """Others get the consume sequences of what consumers had before its fsync (rule L2)."""
+        side.lost_power = False
+        ends: Counter[bytes] = Counter()
+        for kept in side.log():
+            ends[kept.subject] += len(kept.bodies)
+        for books in self.books:
+            if books.log_id == side.log_id:
+                books.lose(ends[books.subject])
 
     def bury(self) -> None:
         """Whoever's disk has crashed, or who stopped by itself, is dead: before anybody else ends it in another way.

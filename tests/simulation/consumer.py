@@ -51,6 +51,14 @@ class GroupBooks:
             return set() if self.older is None else owed - self.older
         return owed
 
+    def lose(self, end: int) -> None:
+        """A power cut took what was given from this consume sequence on: nobody heard that it was acknowledged."""
+        told = {sequence for sequence in self.acknowledged if sequence >= end}
+        assert not told, f"acknowledged, and a power cut took it: consume sequences {sorted(told)[:5]}"
+        lost = [sequence for sequence in self.given if sequence >= end]
+        self.bodies -= {self.given.pop(sequence) for sequence in lost}
+        self.tried.difference_update(lost)
+
     def give(self, sequence: int, body: bytes, name: Name) -> None:
         """A message has come."""
         self.bodies.add(body)

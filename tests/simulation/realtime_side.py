@@ -125,6 +125,7 @@ class RealtimeSide:
         self.damages = Damages()
         # By delay server, epoch and session of the newest hello that was answered, and its request.
         self.greeted: dict[int, tuple[tuple[int, int], int]] = {}
+        self.lost_power = False  # Whether it did since its last start.
         self.leaving_below = 0
         self.removed: dict[int, Kept] = {}  # By offset, what retention took away.
         self.removes = f"{self.name} runs a work job"
@@ -154,6 +155,7 @@ class RealtimeSide:
     def die(self, way: PowerLoss | None, seed: int) -> None:
         """Die now; None is a SIGKILL. A side that is down may die again: in the middle of its start."""
         life, self.life = self.life, None
+        self.lost_power |= way is not None
         if life is not None:
             self._network.process_died(life)
         self.disk = self.disk.after_kill() if way is None else self.disk.after_crash(way, seed)
