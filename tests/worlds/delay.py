@@ -678,6 +678,8 @@ class World:
         assert not missing, f"answered CANCELLED, and without that outcome: {sorted(missing)}"
         strange = cancelled.keys() - asked
         assert not strange, f"CANCELLED, and nobody asked for it: {sorted(strange)}"
+        given = {sequence for target in self.outside.targets.values() for sequence in target.given}
+        assert not cancelled.keys() & given, f"CANCELLED, and consumers had it: {sorted(cancelled.keys() & given)}"
         assert not self.disk.closed_unsynced, f"closed with unsynced writes: {self.disk.closed_unsynced}"
 
     def check_sealing(self) -> None:

@@ -163,6 +163,8 @@ class FakeTarget:
     refused_bodies: set[bytes] = field(default_factory=set)  # Frames with one of these are refused.
     refuse_with: DelaydError | None = None
     lives: int = 1
+    lost_ms: int = 0  # When a life began that followed a crash: what was given before may be lost.
+    given: set[int] = field(default_factory=set)  # All that consumers ever got, synced or not.
     refused: int = 0
     fenced: int = 0
     _heard: tuple[int, int] = (0, 0)  # Epoch and session of the newest hello in this life.
@@ -185,7 +187,7 @@ class FakeTarget:
     def copy(self, now_ms: Callable[[], int]) -> FakeTarget:
         """Its twin in another world, without connections."""
         twin = replace(self, now_ms=now_ms, log=list(self.log), refusals=list(self.refusals), _answers=[], _cable=None)
-        twin.refused_bodies = set(self.refused_bodies)
+        twin.refused_bodies, twin.given = set(self.refused_bodies), set(self.given)
         return twin
 
     def look(self) -> object:
@@ -235,6 +237,7 @@ class FakeTarget:
         """Start anew: what is found is made durable before anything is answered."""
         self.up = True
         self.lives += 1
+        self.lost_ms = self.now_ms()
         self.synced = len(self.log)
         self._w = max((kept.part.w_epoch, kept.part.w_id) for kept in self.log) if self.log else (0, 0)
 
@@ -294,6 +297,8 @@ class FakeTarget:
             "decided_offset": 0 if self._decided is None else self._decided.offset,
             "batches": [*rows],
         }
+        if self.lost_ms:
+            head["offers_lost_ms"] = self.lost_ms
         return Frame(RequestType.HELLO, ANSWER | (MORE if more else 0), 0, head, memoryview(body))
 
     def _dispatch(self, cable: Cable, asked: Asked, answer: Callable[[Frame | DelaydError], None]) -> None:
@@ -315,6 +320,7 @@ class FakeTarget:
             assert kept.key not in known, f"batch {kept.key} was handed over twice"
             assert kept.part.epoch == session[0], "a batch is of the epoch of its session"
             self.log.append(kept)
+            self.given.update(kept.sequences)
             self._advance((kept.part.w_epoch, kept.part.w_id))
         ids: list[HeadValue] = [[kept.part.batch_id, kept.offset] for kept in self.log[first:]]
         head: dict[str, HeadValue] = {"log_id": self.log_id, "appended_at_ms": now_ms, "batches": ids}

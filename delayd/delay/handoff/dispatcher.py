@@ -274,11 +274,11 @@ class Dispatcher:
 
     def _may_have_left(self, rows: Rows, subject: bytes) -> NDArray[np.bool_]:
         """The same for rows of one subject."""
-        target = self.targets.get(subject)
-        # Nobody remembers where a subject without a target went.
-        links = self._order if target is None else [self.links[target]]
-        bounds = [*self._left_behind.get(subject, ()), *(link.lost_offers for link in links if link.lost_offers)]
-        if subject in self.withheld if target is None else not self.links[target].sender.earlier_settled:
+        bounds = list(self._left_behind.get(subject, ()))
+        link = self.links[self.targets[subject]] if subject in self.targets else None
+        if link is not None and link.lost_offers is not None:
+            bounds.append(link.lost_offers)
+        if subject in self.withheld if link is None else not link.sender.earlier_settled:
             bounds.append(self._earlier)
         found = np.zeros(len(rows), np.bool_)
         for bound in bounds:
