@@ -34,7 +34,7 @@ LIVES_KEY = b"lives"
 LIVES_MAX = 1_000  # Acknowledgements of this many newest lives are recognised.
 UNREAD_KEY = b"unread_from"  # The end of the message log when a start could not read the pull log, until one can.
 # {lost_ms, open}: when the latest life began that followed an end which may have taken what consumers had before its
-# fsync, and whether this life may end so.
+# fsync; and whether this life may end so (1) or has stopped cleanly (0).
 OFFERS_KEY = b"offers"
 COPIED = (CHECKPOINT_KEY, LIVES_KEY, OFFERS_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX, UNREAD_KEY)
 

@@ -432,6 +432,7 @@ STATE_KEYS = (
     ("realtime", realtime_kept, "ORIGIN_PREFIX"),
     ("realtime", tail, "SUBJECT_PREFIX"),
     ("realtime", realtime_kept, "LIVES_KEY"),
+    ("realtime", realtime_kept, "OFFERS_KEY"),
     ("realtime", realtime_kept, "UNREAD_KEY"),
     ("realtime", tail, "GROUP_PREFIX"),
     ("realtime", realtime_kept, "NAME_PREFIX"),

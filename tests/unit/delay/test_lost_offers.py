@@ -168,7 +168,10 @@ def test_rule_C1_so_does_the_subject_of_a_target_that_is_given_up(monkeypatch: p
     delivered(world, asked)
 
 
-def test_what_falls_due_after_the_target_is_back_can_be_cancelled_and_so_can_what_is_sent_then() -> None:
+@pytest.mark.parametrize("then", [the_same, delay_server_restarted])
+def test_what_falls_due_after_the_target_is_back_can_be_cancelled_and_so_can_what_is_sent_then(
+    then: Callable[[World], World],
+) -> None:
     world = lost()
     now_ms = world.clock.now_ms() - START_MS
     world.send(wanted(1, now_ms + CLOCKS_MS + 1_000, "later"))
@@ -176,6 +179,7 @@ def test_what_falls_due_after_the_target_is_back_can_be_cancelled_and_so_can_wha
     world.settle()
     assert cancelled(world, world.receipts("new")) == [CancelAnswer.CANCELLED]
     world.pass_ms(CLOCKS_MS + 2_000)
+    world = then(world)
     assert cancelled(world, world.receipts("later")) == [CancelAnswer.CANCELLED]
     delivered(world, world.receipts("a"))
 

@@ -76,7 +76,7 @@ PLANTED: Bugs = {
         Patch(recovery, "_set_back", changed(recovery._set_back, "    pull_log.flush()\n", ""))
     ],
     "L2: handles of dropped pulls count as acknowledged": [
-        Patch(recovery, "_set_back", changed(recovery._set_back, "void[entry.group_id].append(", "len("))
+        Patch(recovery, "_set_back", changed(recovery._set_back, "own.append(", "len("))
     ],
     "L2: an ordered group gets what is not durable": [
         Patch(Pulls, "_answer", changed(Pulls._answer, "group.window.order is not None", "False"))

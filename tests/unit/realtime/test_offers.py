@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import BatchMalformed, DamagedData, NotReady
+from delayd.hours import INSTANT_MS_MAX
 from delayd.log.pull import decode_void, encode_void
 from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.machine.clock import BELIEVED_AFTER_MS
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
+from delayd.wire.heads import need_instant
 from delayd.wire.requests import RequestType
 from realtime.unread import REST_MS
 from tests.memory_files import content, files, put
@@ -254,6 +258,73 @@ def test_void_pulls_are_read_as_they_were_written_and_nothing_else_is() -> None:
     for bad in (b"\xc1", encode_void([(3, 3)]), b"\x01", b"\x91\x91\x01", b"\x91\x92\xff\x01", b"\x91\x92\xc3\x02"):
         with pytest.raises(BatchMalformed):
             decode_void(bad)
+
+
+def told_lost_ms(world: World, session: int) -> int:
+    """What the answer to a hello says of when this server may have lost what it had offered; 0: nothing."""
+    peer = SimPeer()
+    ((head, _),) = peer.answers[world.hello_later(peer, session)]
+    return need_instant(head, "offers_lost_ms") if "offers_lost_ms" in head else 0
+
+
+def killed(world: World, clock: SimClock | None = None, **settings: int) -> World:
+    disk = world.disk.after_kill()
+    return World(disk, world.state.after_crash(disk), clock or world.clock.restarted(), settings=settings)
+
+
+def test_rule_C1_an_unclean_end_is_told_until_the_next_one_through_clean_stops() -> None:
+    world = World()
+    assert told_lost_ms(world, 1) == 0
+    world = world.restarted()
+    assert told_lost_ms(world, 2) == 0, "a clean stop takes nothing"
+    world.clock.advance(60_000)
+    world.core.checkpoint()
+    world = killed(world)
+    first_ms = world.clock.now_ms()
+    world.clock.advance(7_000)
+    assert told_lost_ms(world, 3) == first_ms
+    for session in (4, 5):
+        world.clock.advance(60_000)
+        world.core.checkpoint()
+        world = world.restarted()
+        assert told_lost_ms(world, session) == first_ms
+    world.state.flip(b"offers")
+    world = world.restarted()
+    assert told_lost_ms(world, 6) == first_ms, "it is stored twice"
+    world.clock.advance(60_000)
+    world = killed(killed(world))
+    assert told_lost_ms(world, 7) == world.clock.now_ms() > first_ms
+
+
+def test_rule_C1_a_start_that_finds_a_damaged_value_takes_its_last_life_for_one_that_ended_uncleanly() -> None:
+    world = World().restarted()
+    world.state.flip(b"offers")
+    world.state.flip(b"copy/offers")
+    world = killed(world)
+    assert told_lost_ms(world, 1) == world.clock.now_ms()
+
+
+def test_a_life_that_offers_what_is_durable_loses_nothing_and_tells_of_the_life_before() -> None:
+    world = killed(World(settings={"offer_durable_only": True}), offer_durable_only=False)
+    assert told_lost_ms(world, 1) == 0
+    world = killed(world, offer_durable_only=True)
+    at_ms = world.clock.now_ms()
+    assert told_lost_ms(world, 2) == at_ms
+    world.clock.advance(60_000)
+    assert told_lost_ms(killed(world), 3) == at_ms
+
+
+def test_rule_C1_after_a_reboot_the_instant_is_told_when_the_clock_is_confirmed() -> None:
+    world = World()
+    world = killed(world, world.clock.reboot(5_000))
+    begun_ms = world.clock.now_ms()
+    assert told_lost_ms(world, 1) == INSTANT_MS_MAX
+    again = world.restarted()
+    assert told_lost_ms(again, 2) == INSTANT_MS_MAX, "nobody knows when the life before began"
+    again.clock.advance(BELIEVED_AFTER_MS)
+    assert told_lost_ms(again, 3) == begun_ms
+    again.clock.advance(60_000)
+    assert told_lost_ms(again.restarted(), 4) == begun_ms
 
 
 @pytest.mark.parametrize("word", [RequestType.ACK, RequestType.RETRY])
