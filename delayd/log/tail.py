@@ -53,7 +53,8 @@ SUBJECT_PREFIX = b"subject/"
 # `<u32 id>` {subject, group, next, pulls, redeliver, known_from, given_back, lapsed, decided, leaving, held_back,
 # ephemeral, filter, ordered}, and in_flight_max, begins_at_ms where they are not 0 (docs/formats/pull.md).
 GROUP_PREFIX = b"group/"
-COPY_PREFIX = b"copy/"  # `<key>` The same as under `checkpoint`, `lives`, `offers`, `origin/…`, `subject/…`, `unread_from`.
+# `<key>` The same as under `checkpoint`, `lives`, `offers`, `origin/…`, `subject/…`, `unread_from`.
+COPY_PREFIX = b"copy/"
 QUARANTINE = "quarantine"  # The folder with the files beside damaged logs of hours.
 
 Scan = Callable[[bytes, list[DamagedValue]], list[tuple[bytes, bytes]]]
