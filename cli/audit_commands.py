@@ -19,7 +19,7 @@ import click
 
 from delayd.config import DATA_DEFAULT
 from delayd.errors import BadArgument, BadSetting
-from delayd.hours import hour_name
+from delayd.hours import duration_text, hour_name, instant_text
 from delayd.machine.disk import RealDisk
 from delayd.machine.operating import counted
 from delayd.reading.archive.store import is_archive, open_store
@@ -66,7 +66,7 @@ from .shared_options import (
     shown_options,
     yes_option,
 )
-from .times import duration, duration_text, instant_text
+from .times import duration
 
 FINDINGS_DEFAULT = 10  # Or they would push the verdict off the screen; they are counted in any case.
 

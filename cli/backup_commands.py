@@ -35,6 +35,7 @@ from delayd.backup import restore as put_back
 from delayd.client.asking import ask
 from delayd.config import parse_address
 from delayd.errors import BadArgument, DelaydError, NotReady, ServerUnavailable
+from delayd.hours import instant_text
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.machine.disk import RealDisk
 from delayd.machine.identity import LOCK, is_held
@@ -60,7 +61,6 @@ from .shared_options import (
     secret_of,
     secret_option,
 )
-from .times import instant_text
 
 COLUMNS = columns(
     "role log_id instant_ms:instant next_sequence:number replay_offset:number log_end:number,spare "

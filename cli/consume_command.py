@@ -20,10 +20,11 @@ from delayd.batch.names import is_pattern
 from delayd.client.pulling.consumer import Consumer, MessageBatch
 from delayd.client.pulling.message import MessageView
 from delayd.errors import BadHeaders, RetryLater
+from delayd.hours import duration_text, instant_text
 
 from .listing import printable
 from .shared_options import Command, meta_option, offer_groups, offer_subjects
-from .times import duration, duration_text, instant_text
+from .times import duration
 
 MESSAGES = 500  # Pulled at once.
 TEXT_LENGTH = 10_000  # A longer body is cut in text; raw and JSON have all of it.

@@ -21,6 +21,7 @@ import click
 
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument
+from delayd.hours import instant_text
 from delayd.machine.disk import RealDisk
 from delayd.machine.operating import counted
 from delayd.reading.export import FORMATS, export_directory
@@ -51,7 +52,7 @@ from .shared_options import (
     subject_option,
     to_option,
 )
-from .times import check_order, instant_text
+from .times import check_order
 
 FOUND_COLUMNS = columns(
     "sequence:name subject deliver_at_ms:instant accepted_at_ms:instant,spare key:spare tags:spare "

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TextIO
 import click
 from rich.cells import cell_len
 
-from .times import duration_text, instant_text
+from delayd.hours import duration_text, instant_text
 
 GAP, GAP_NARROW = 3, 2  # Blanks between two columns.
 TEXT_WIDTH_MIN = 16  # A last column of text is never folded narrower than this.

@@ -23,6 +23,7 @@ from delayd.client.instants import utc
 from delayd.client.producer import Producer
 from delayd.client.sending.receipts import Accepted, BatchReceipt, Receipt, ReceiptPart, RescheduledBatch
 from delayd.errors import BadArgument, DelaydError, LogId
+from delayd.hours import duration_text
 from delayd.machine.disk import RealDisk
 from delayd.machine.operating import counted
 from delayd.outcome import MessageState, Outcome
@@ -49,7 +50,7 @@ from .shared_options import (
     to_option,
     yes_option,
 )
-from .times import check_order, duration_text
+from .times import check_order
 from .times import shift as shift_type
 
 STATE_COLUMNS = columns(

@@ -13,6 +13,7 @@ import click
 
 from delayd.client.asking import ask
 from delayd.errors import DelaydError, SlowDown
+from delayd.hours import duration_text
 from delayd.net.connection import Connection
 from delayd.secret import Secret
 from delayd.wire.frame import Head, HeadValue
@@ -20,7 +21,6 @@ from delayd.wire.heads import need_str
 from delayd.wire.requests import RequestType
 
 from .shared_options import bundle, confirm, meta_option, secret_data_option, secret_of, secret_option, yes_option
-from .times import duration_text
 
 BUSY_S = 10.0  # How long to repeat a request that a server is too busy for.
 

@@ -21,7 +21,7 @@ from delayd.client.asking import ask
 from delayd.client.asking.ask import QUOTAS
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, ServerUnavailable
-from delayd.hours import hour_name, hour_start_ms
+from delayd.hours import hour_name, hour_start_ms, instant_text
 from delayd.log.control import NO_LIMITS, QuotaLimits
 from delayd.machine.operating import counted
 from delayd.outcome import Outcome, Reason, reason_name
@@ -36,7 +36,6 @@ from .listing import Cell, Column, columns, printable, progress
 from .operate import run
 from .shared_options import CommandGroup, Shown, meta_option, shown_options
 from .subject_commands import limits_sentence
-from .times import instant_text
 
 HOUR_COLUMNS = columns(
     "hour messages:number pending:number dispatched:number,spare other_outcomes:number,spare "

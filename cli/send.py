@@ -23,6 +23,7 @@ from delayd.client.producer import Producer
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Receipt
 from delayd.client.sending.send_options import OnConflict
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
+from delayd.hours import duration_text, instant_text
 from delayd.machine.operating import counted
 
 from .listing import progress
@@ -36,7 +37,7 @@ from .shared_options import (
     text_format_option,
     timeout_option,
 )
-from .times import duration, duration_text, instant, instant_text
+from .times import duration, instant
 
 ROWS = 10_000  # One batch of lines has so many: large enough to be fast, and the progress still moves.
 BYTES = 8 << 20  # One batch of lines has no more: half of what a batch can hold.

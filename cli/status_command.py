@@ -27,6 +27,7 @@ from delayd.client.asking import ask
 from delayd.client.asking.ask import GROUPS, groups_at, groups_head
 from delayd.config import parse_address
 from delayd.errors import DelaydError
+from delayd.hours import duration_text
 from delayd.kernel import TWINS
 from delayd.machine.operating import Wait, WaitKind, counted
 from delayd.net.connection import Connection
@@ -42,7 +43,7 @@ from .listing import Cell, Column, ListingTable, columns, printable, show, size_
 from .main import NOT_BALANCED, OK
 from .operate import run, silence
 from .shared_options import Command, meta_option
-from .times import duration, duration_text
+from .times import duration
 
 COLUMNS = columns("role log_id address:spare serves up_ms:duration clock backlog")
 CLOCK_MS_MAX = 1_000  # A clock that differs by more from this machine's is shown; the way there and back is in it.

@@ -1,4 +1,4 @@
-"""Instants and durations as people write and read them.
+"""Instants and durations as people write them.
 
 Invariant: an instant that is read names exactly one moment: it carries its offset from UTC, or counts from now.
 """
@@ -10,14 +10,13 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from delayd.errors import BadArgument
-from delayd.hours import INSTANT_MS_MIN
+from delayd.hours import EPOCH, INSTANT_MS_MIN, instant_text
 
 DURATION_MAX = timedelta(days=36_500)  # Beyond any use, and below what clocks and timers of the system can count.
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _DATE_OFFSET = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[+-][0-9]{2}:[0-9]{2}")
 _DIGITS = re.compile(r"[0-9]{9,14}")
@@ -56,7 +55,7 @@ def instant(text: str) -> int:
         # What looks like an offset behind a date is read as a time of that day.
         dated = f"write {text[:10]}T00:00{text[10:]}" if _DATE_OFFSET.fullmatch(text) else _with_offset(moment)
         raise click.BadParameter(f"{text!r} does not say its offset from UTC; {dated}")
-    return (moment - _EPOCH) // _MS
+    return (moment - EPOCH) // _MS
 
 
 def check_order(from_ms: int | None, to_ms: int | None) -> None:
@@ -76,31 +75,6 @@ def parse_duration(text: str) -> timedelta | None:
         return timedelta(milliseconds=round(total_ms))
     except OverflowError:
         return None
-
-
-def instant_text(ms: int) -> str:
-    """An instant in UTC to the millisecond; its number when no calendar reaches it."""
-    try:
-        moment = _EPOCH + timedelta(milliseconds=ms)
-    except OverflowError:
-        return f"{ms} ms"
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
-
-
-def duration_text(ms: float) -> str:
-    """A length of time with the unit that suits it: ``3 ms``, ``1.250 s``, ``2 min 05 s``, ``3 h 20 min``."""
-    if ms < 0:
-        return f"-{duration_text(-ms)}"
-    if ms < 1_000:
-        return f"{ms:.3g} ms" if ms != int(ms) else f"{int(ms)} ms"
-    if ms < 60_000:
-        return f"{ms / 1_000:.3f} s"
-    seconds = int(ms // 1_000)
-    if seconds < 3_600:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    if seconds < 86_400:
-        return f"{seconds // 3_600} h {seconds % 3_600 // 60:02d} min"
-    return f"{seconds // 86_400} d {seconds % 86_400 // 3_600:02d} h"
 
 
 def _hint(text: str) -> str:

@@ -1,11 +1,11 @@
-"""Hours: the granule in which messages rest on disk, as whole hours since the epoch, UTC.
+"""Hours: the granule in which messages rest on disk, as whole hours since the epoch, UTC; times as people read them.
 
 Invariant: ``hour_start_ms(h) <= ms < hour_start_ms(h + 1)`` exactly when ``hour_of_ms(ms) == h``.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ HOUR_MS = 3_600_000
 HOUR_SECONDS = 3_600
 INSTANT_MS_MIN = 1_000_000_000_000  # 2001-09-09; every instant of our time that was written in seconds lies below it.
 INSTANT_MS_MAX = 253_402_300_799_999  # The end of the year 9999: no later instant can be shown as a date.
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NAME_DIGITS = 10  # YYYYMMDDHH sorts as text the way hours sort as numbers.
 
 
@@ -49,3 +50,28 @@ def hour_from_name(name: str) -> int:
     except ValueError as error:
         raise BadArgument(f"{name!r} is no hour ({error}); write ten digits YYYYMMDDHH in UTC") from error
     return int(start.timestamp()) // HOUR_SECONDS
+
+
+def instant_text(ms: int) -> str:
+    """An instant in UTC to the millisecond; its number when no calendar reaches it."""
+    try:
+        moment = EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return f"{ms} ms"
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+
+
+def duration_text(ms: float) -> str:
+    """A length of time with the unit that suits it: ``3 ms``, ``1.250 s``, ``2 min 05 s``, ``3 h 20 min``."""
+    if ms < 0:
+        return f"-{duration_text(-ms)}"
+    if ms < 1_000:
+        return f"{ms:.3g} ms" if ms != int(ms) else f"{int(ms)} ms"
+    if ms < 60_000:
+        return f"{ms / 1_000:.3f} s"
+    seconds = int(ms // 1_000)
+    if seconds < 3_600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    if seconds < 86_400:
+        return f"{seconds // 3_600} h {seconds % 3_600 // 60:02d} min"
+    return f"{seconds // 86_400} d {seconds % 86_400 // 3_600:02d} h"

@@ -16,14 +16,13 @@ filed rows by the tasks; what is left to do here grows with hours, batches and g
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
 
 from delayd.errors import BadArgument
-from delayd.hours import hour_name, hour_of_ms
+from delayd.hours import hour_name, hour_of_ms, instant_text
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.hour import OutcomeRows
 from delayd.machine.disk import Disk
@@ -72,8 +71,7 @@ class LastLife:
 
     @property
     def sentence(self) -> str:
-        at = datetime.fromtimestamp(self.until_ms / 1000, UTC).isoformat(timespec="milliseconds")
-        last = f", the last that it wrote is of {at.replace('+00:00', 'Z')}" if self.until_ms else ""
+        last = f", the last that it wrote is of {instant_text(self.until_ms)}" if self.until_ms else ""
         return f"{self.path} is {self.state}{last}"
 
 
