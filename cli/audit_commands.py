@@ -12,13 +12,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple, ParamSpec, TextIO, TypeVar
 
 import click
 
 from delayd.config import DATA_DEFAULT
-from delayd.errors import BadArgument, BadSetting
+from delayd.errors import BadArgument, BadSetting, DataError
 from delayd.hours import duration_text, hour_name, instant_text
 from delayd.machine.disk import RealDisk
 from delayd.machine.operating import counted
@@ -53,6 +54,7 @@ from delayd.secret import Secret
 from .hour_commands import EVERY_HOUR, HourRange, HourSteps, all_damage_named, hour_of_name, hours_options
 from .listing import Cell, Column, ColumnKind, columns, progress, show
 from .main import NOT_BALANCED, OK, Programs
+from .page_file import PageFile
 from .shared_options import (
     DATA_VARIABLE,
     Command,
@@ -112,6 +114,13 @@ _TERMS = (
         show_default=True,
         metavar="N",
         help="How many findings are named at most; all are counted.",
+    ),
+    click.option(
+        "--report",
+        "page_path",
+        type=click.Path(),
+        metavar="FILE",
+        help="Write the audit also as a page of HTML, to be shown, printed and signed.",
     ),
     click.option("--groups", is_flag=True, help="Show also what became of messages in groups of consumers."),
     secret_option,
@@ -201,6 +210,7 @@ def audit(
     late_limit: timedelta,
     grace: timedelta,
     findings_limit: int,
+    page_path: str | None,
     groups: bool,
     secret_file: str | None,
     form: str,
@@ -218,6 +228,9 @@ def audit(
 
     It also verifies the seals of the hours that it reads.
 
+    --report writes a page for people: the verdict first, findings by cause, charts, seals, and a line for a signature.
+    It needs nothing but a browser, and a file of that name is replaced.
+
     --accept keeps a note beside the delay server's logs, signed with the cluster's secret. Audits of the hour name its
     findings still, and say who accepts them and why; other findings than these raise the alarm again.
 
@@ -228,47 +241,57 @@ def audit(
     $ delayd audit --data /var/lib/delayd --late-limit 100ms --findings 50
     $ delayd audit --data /var/lib/delayd --format json | jq .total
     $ delayd audit --data s3://books/delayd
+    $ delayd audit --data /var/lib/delayd --report audit.html
     $ delayd audit --data /var/lib/delayd --accept 2026112016 --by ann --reason "disk 3 was lost, #4711"
     """
     words = None
     if accepted_hour is not None:
         if hours != EVERY_HOUR:
             raise BadArgument("--accept names the hour; leave --from and --to out")
+        if page_path is not None:
+            raise BadArgument("an acceptance changes what a page says: leave --report out, and write it afterwards")
         hours = HourRange(accepted_hour, accepted_hour + 1)
         words = words_of(accepted_hour, by, reason, secret_file, data)
     elif by is not None or reason is not None or yes:
         raise BadArgument("--by, --reason and --yes belong to --accept HOUR; name the hour whose findings are accepted")
     now_ms = time.time_ns() // 1_000_000
+    late_ms_limit = late_limit // _MS
     if is_archive(data):
         if words is not None or groups:
             raise BadArgument("--accept and --groups need a data directory; an archive has neither notes nor groups")
-        store = open_store(data)
-        # Only an archive needs pyarrow; `open_store` has seen that it is there.
-        from delayd.reading.archive.archive_audit import audit_archive
+        with PageFile(page_path) as page, _damage_on(page, data):
+            store = open_store(data)
+            # Only an archive needs pyarrow; `open_store` has seen that it is there.
+            from delayd.reading.archive.archive_audit import audit_archive
 
-        with progress("hours", None) as advance:
-            report = audit_archive(
-                store,
+            with progress("hours", None) as advance:
+                report = audit_archive(
+                    store,
+                    now_ms=now_ms,
+                    hours=hours,
+                    late_ms_limit=late_ms_limit,
+                    findings_limit=findings_limit,
+                    progress=HourSteps(advance),
+                )
+            code = show_report(report, form)
+            _write_page(page, report, NOTHING_TOLD, hours)
+        return code
+    with PageFile(page_path) as page:
+        with _damage_on(page, data) as named, all_damage_named(data, named), progress("hours", None) as advance:
+            report = audit_directory(
+                data,
                 now_ms=now_ms,
                 hours=hours,
-                late_ms_limit=late_limit // _MS,
+                late_ms_limit=late_ms_limit,
+                lost_grace_ms=grace // _MS,
                 findings_limit=findings_limit,
                 progress=HourSteps(advance),
+                # Whoever asks for some hours waits for no more than these.
+                consumption=groups or page.is_wanted or hours == EVERY_HOUR,
             )
-        return show_report(report, form)
-    with all_damage_named(data), progress("hours", None) as advance:
-        report = audit_directory(
-            data,
-            now_ms=now_ms,
-            hours=hours,
-            late_ms_limit=late_limit // _MS,
-            lost_grace_ms=grace // _MS,
-            findings_limit=findings_limit,
-            progress=HourSteps(advance),
-            # Whoever asks for some hours waits for no more than these.
-            consumption=groups or hours == EVERY_HOUR,
-        )
-    code = show_report(report, form, judged(report, secret_file, data), groups=groups)
+        told = judged(report, secret_file, data)
+        code = show_report(report, form, told, groups=groups)
+        _write_page(page, report, told, hours)
     if report.total.unproven and not any(each.role == Role.REALTIME for each in find_directories(RealDisk(), data)):
         sys.stdout.flush()
         click.echo(
@@ -295,6 +318,7 @@ def spark_audit(
     late_limit: timedelta,
     grace: timedelta,
     findings_limit: int,
+    page_path: str | None,
     groups: bool,
     secret_file: str | None,
     form: str,
@@ -309,10 +333,41 @@ def spark_audit(
 
     $ delayd spark-audit --data /var/lib/delayd --from -24h
     """
-    report = programs.spark_audit(
-        data, hours=hours, late_ms_limit=late_limit // _MS, lost_grace_ms=grace // _MS, findings_limit=findings_limit
-    )
-    return show_report(report, form, judged(report, secret_file, data), groups=groups)
+    with PageFile(page_path) as page:
+        limits = {"late_ms_limit": late_limit // _MS, "lost_grace_ms": grace // _MS, "findings_limit": findings_limit}
+        with _damage_on(page, data):
+            report = programs.spark_audit(data, hours=hours, **limits)
+        told = judged(report, secret_file, data)
+        code = show_report(report, form, told, groups=groups)
+        _write_page(page, report, told, hours)
+    return code
+
+
+@contextmanager
+def _damage_on(page: PageFile, data: str) -> Iterator[list[str]]:
+    """Write a page when the block ends with damage: else one of an earlier audit would be taken for this one's."""
+    named: list[str] = []
+    try:
+        yield named
+    except DataError as error:
+        if page.is_wanted:
+            from delayd.reading.report.page import damage_page
+
+            page.write(damage_page(data, time.time_ns() // 1_000_000, named or [error.message]))
+        raise
+
+
+def _write_page(page: PageFile, report: AuditReport, told: AcceptanceWorth, hours: HourRange) -> None:
+    if page.is_wanted:
+        # It takes 40 ms to load, which an audit without a page does not need.
+        from delayd.reading.report.page import audit_page
+
+        page.write(audit_page(report, told.found, chosen=_chosen(hours)))
+
+
+def _chosen(hours: HourRange) -> str:
+    bounds = zip(("from", "up to"), (hours.first, None if hours.until is None else hours.until - 1), strict=True)
+    return " ".join(f"{word} {hour_name(hour)}" for word, hour in bounds if hour is not None) or "every hour"
 
 
 def show_report(report: AuditReport, form: str, told: AcceptanceWorth = NOTHING_TOLD, *, groups: bool = False) -> int:
@@ -389,21 +444,7 @@ def _verdict(report: AuditReport, told: AcceptanceWorth) -> Iterator[str]:
     if report.findings_count > len(report.findings):
         more = counted(report.findings_count - len(report.findings), "more finding|more findings")
         yield f"{more}; --findings N names more of them"
-    for torn in report.torn:
-        yield torn.sentence
-    for path in report.unnoted:
-        yield f"{path} has no note, so nothing of it counts; the next `delayd archive` compares it and writes the note"
-    if report.deleted_rows:
-        yield f"{report.deleted_rows:,} messages of hours that retention has removed were left out"
-    if total.waiting:
-        reasons = [*report.holds_up, *(life.sentence for life in report.missed)]
-        yield f"{total.waiting:,} wait, and are not lost: {'; '.join(reasons) or 'their delay server still holds them'}"
-    if total.tallied:
-        what = "are kept by their target no longer, and proved by the tally that it made of them"
-        yield f"{total.tallied:,} {what}"
-    if total.unproven > total.tallied:
-        what = "are dispatched by the dispatch log's word alone: their target keeps them no longer, or is not here"
-        yield f"{total.unproven - total.tallied:,} {what}"
+    yield from report.remarks
     if total.dispatched > total.past_due:
         figures = [f"p{100 * quantile:g} {duration_text(total.late_ms(quantile) or 0)}" for quantile in QUANTILES]
         yield f"lateness: {', '.join(figures)}, max {duration_text(total.late_ms_max)}"

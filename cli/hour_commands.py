@@ -96,14 +96,19 @@ NAMED_MAX = 20  # A screen; a disk that went bad damages thousands.
 
 
 @contextmanager
-def all_damage_named(data: str) -> Iterator[None]:
-    """Name the other damaged files of ``data`` on stderr when the block ends with DamagedData, which goes on."""
+def all_damage_named(data: str, named: list[str] | None = None) -> Iterator[None]:
+    """Name the other damaged files of ``data`` on stderr when the block ends with DamagedData, which goes on.
+
+    ``named`` is given the sentences of all of them.
+    """
     try:
         yield
     except DamagedData as error:
         with progress("files", None) as advance:
             report = verify_directory(data, progress=lambda done, total: advance(1, total))
         others = [file.sentence for file in report.damaged if file.path != error.path]
+        if named is not None:
+            named += [error.message, *others]
         for sentence in others[:NAMED_MAX]:
             click.echo(f"delayd: {sentence}", err=True)
         if len(others) > NAMED_MAX:

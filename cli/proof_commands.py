@@ -13,7 +13,7 @@ import click
 
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument
-from delayd.hours import hour_name
+from delayd.hours import hour_name, instant_text
 from delayd.machine.disk import RealDisk
 from delayd.outcome import reason_name
 from delayd.reading.files.stored_groups import until_still
@@ -44,7 +44,6 @@ from .hour_commands import HourSteps, all_damage_named
 from .listing import progress
 from .main import NOT_BALANCED, OK
 from .shared_options import Command, data_option
-from .times import instant_text
 
 
 class KeyParam(click.ParamType[Key]):

@@ -66,11 +66,12 @@ FINDING = pa.struct(
         ("detail", pa.string()),
     ]
 )
+CAUSED_FIGURES = ("rows", "first_due_ms", "last_due_ms", "late_ms_max")
 # All findings of an hour that show the same way and have the same explanation; ``what`` is null without one.
 CAUSED = pa.struct(
     [
         ("kind", pa.string()),
-        *((name, pa.int64()) for name in ("cause", "rows", "first_due_ms", "last_due_ms")),
+        *((name, pa.int64()) for name in ("cause", *CAUSED_FIGURES)),
         *((name, pa.string()) for name in ("what", "role", "server", "target")),
         *((name, pa.int64()) for name in ("from_ms", "until_ms")),
         ("examples", pa.list_(FINDING)),
@@ -295,7 +296,7 @@ def _finding_row(finding: Finding) -> dict[str, object]:
 
 
 def _caused_row(caused: CausedFindings) -> dict[str, object]:
-    row: dict[str, object] = {name: getattr(caused, name) for name in ("rows", "first_due_ms", "last_due_ms")}
+    row: dict[str, object] = {name: getattr(caused, name) for name in CAUSED_FIGURES}
     row |= {"kind": caused.kind.name, "cause": int(caused.cause)}
     row["examples"] = [_finding_row(each) for each in caused.examples]
     if caused.why is not None:
@@ -329,8 +330,8 @@ def _caused(log_id: int, hour: int, row: dict[str, Any]) -> CausedFindings:
         why = Explanation(row["what"], row["role"], server, row["from_ms"], row["until_ms"], target)
     kind, cause = FindingKind[row["kind"]], Cause(row["cause"])
     examples = tuple(_finding(log_id, hour, each) for each in row["examples"])
-    span = row["first_due_ms"], row["last_due_ms"]
-    return CausedFindings(log_id, hour, kind, cause, why, row["rows"], *span, examples)
+    figures = (int(row["rows"]), int(row["first_due_ms"]), int(row["last_due_ms"]), int(row["late_ms_max"]))
+    return CausedFindings(log_id, hour, kind, cause, why, *figures, examples)
 
 
 def _steps(counts: NDArray[np.int64]) -> list[dict[str, int]]:

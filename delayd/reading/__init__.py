@@ -21,6 +21,7 @@ What else is asked
     data                `delayd.open_data`: hours and messages with what became of them (docs/reading.md)
     parquet, export     tables as files
     archive             sealed hours as files that outlive retention, and their audit (docs/archive.md)
+    report              an audit as a page of HTML (docs/audit-report.md)
 
 An hour's audit: `plan` bounds the files; for each hour (or part of one) `files.origins` reads its schedule side and
 outcomes, `files.targets` the rows at realtime servers; `audit` sorts, joins and compares them; `books` adds up. A find

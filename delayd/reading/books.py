@@ -99,6 +99,27 @@ class AuditReport:
         return tuple(report for report in self.seals if report.state is SealState.BROKEN)
 
     @property
+    def remarks(self) -> Iterator[str]:
+        """Sentences on what was left out, or is proved by less than the rows themselves."""
+        total = self.total
+        for torn in self.torn:
+            yield torn.sentence
+        for path in self.unnoted:
+            note = "has no note, so nothing of it counts; the next `delayd archive` compares it and writes the note"
+            yield f"{path} {note}"
+        if self.deleted_rows:
+            yield f"{self.deleted_rows:,} messages of hours that retention has removed were left out"
+        if total.waiting:
+            reasons = "; ".join([*self.holds_up, *(life.sentence for life in self.missed)])
+            yield f"{total.waiting:,} wait, and are not lost: {reasons or 'their delay server still holds them'}"
+        if total.tallied:
+            what = "are kept by their target no longer, and proved by the tally that it made of them"
+            yield f"{total.tallied:,} {what}"
+        if total.unproven > total.tallied:
+            what = "are dispatched by the dispatch log's word alone: their target keeps them no longer, or is not here"
+            yield f"{total.unproven - total.tallied:,} {what}"
+
+    @property
     def balanced(self) -> bool:
         """Whether each hour's books balance, no seal is broken, and each delay server's totals add up."""
         return self.total.balanced and not self.broken_seals and not self.faults

@@ -204,6 +204,7 @@ class CausedFindings(NamedTuple):
     rows: int
     first_due_ms: int
     last_due_ms: int
+    late_ms_max: int  # Of LATE ones; 0 of others.
     examples: tuple[Finding, ...]
 
 
@@ -266,11 +267,12 @@ class Findings:
         for key in np.unique(keys).tolist():
             own = table[keys == key]
             kind, cause, why = FindingKind(own["kind"][0]), Cause(key >> 32), None
-            shown, due_ms = own[:EXAMPLES], own["deliver_at_ms"]
+            shown, due_ms, late_ms_max = own[:EXAMPLES], own["deliver_at_ms"], 0
             if kind is FindingKind.LATE:
                 why = (*STEPS, *self.explanations)[key & 0xFFFFFFFF]
                 shown = own[np.argsort(-own["value"].astype(np.int64), kind="stable")[:EXAMPLES]]
-            span = int(due_ms.min()), int(due_ms.max())
+                late_ms_max = int(own["value"].max())
+            span = int(due_ms.min()), int(due_ms.max()), late_ms_max
             examples = tuple(map(self._finding, shown))
             found.append(CausedFindings(self.log_id, self.hour, kind, cause, why, len(own), *span, examples))
         return found

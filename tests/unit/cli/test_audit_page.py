@@ -1,0 +1,123 @@
+"""``--report`` of the audit: when the page is written, and that it changes nothing else."""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from freezegun import freeze_time
+
+from delayd.reading.books import AuditReport, audit_directory
+from tests.books import START_MS, Books
+
+from .runner import Ran, run
+
+NOW_MS = START_MS + 1_800_000
+NOW = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    """Three messages that were handed over, and one that is not yet due."""
+    books = Books(str(tmp_path / "data"))
+    books.send([START_MS, START_MS, START_MS, START_MS + 3_000_000])
+    books.checkpoint()
+    books.hand_over([1, 2, 3], delay_ms=4)
+    books.settled_ms = NOW_MS
+    books.publish(NOW_MS)
+    books.see_realtime(NOW_MS)
+    yield books
+    books.close()
+
+
+def say(books: Books, *options: str) -> Ran:
+    with freeze_time(NOW):
+        return run("audit", "--data", books.root, *options)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "data")
+
+
+def test_the_page_is_written_beside_what_the_audit_says(books: Books, tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    page.write_text("of yesterday")
+    ran = say(books, "--report", str(page), "--from", "2026-11-20T16:00Z", "--to", "2026-11-20T18:00Z")
+    assert ran == say(books, "--from", "2026-11-20T16:00Z", "--to", "2026-11-20T18:00Z") and ran.code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "The books balance" in text and "from 2026112016 up to 2026112017" in text
+    assert say(books, "--report", str(page)).code == 0 and "every hour" in page.read_text(encoding="utf-8")
+    assert left(tmp_path) == ["out.html"]
+
+
+def test_lost_messages_exit_with_3_and_have_their_page(books: Books, tmp_path: Path) -> None:
+    books.send([START_MS + 1000])
+    ran = say(books, "--report", str(tmp_path / "out.html"), "--findings", "0")
+    assert ran == say(books, "--findings", "0") and ran.code == 3
+    text = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert "The books do NOT balance" in text and "delayd trace orders 5 --server" in text
+
+
+@pytest.mark.parametrize("place", ["none/out.html", "data", "data/delay/message/x/out.html"])
+def test_a_place_where_no_page_can_be_is_refused_before_the_audit(
+    books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def audit(*_: object, **__: object) -> AuditReport:
+        raise AssertionError("the audit has begun")
+
+    monkeypatch.setattr("cli.audit_commands.audit_directory", audit)
+    ran = say(books, "--report", str(tmp_path / place))
+    assert (ran.code, ran.out) == (2, "") and f"{tmp_path / place} can't be written (" in ran.err
+    assert left(tmp_path) == []
+
+
+def test_damage_exits_with_3_and_the_page_names_it_in_place_of_an_earlier_one(books: Books, tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    assert say(books, "--report", str(page)).code == 0
+    for path in (books.path_of("schedule"), books.path_of("dispatch")):
+        path.write_bytes(b"x" * 100)
+    ran = say(books, "--report", str(page))
+    assert ran == say(books) and ran.code == 3
+    text = page.read_text(encoding="utf-8")
+    assert "The books could NOT be audited" in text and "balance" not in text
+    assert all(str(books.path_of(name)) in text for name in ("schedule", "dispatch"))
+
+
+def test_an_audit_that_never_ended_leaves_the_earlier_page(
+    books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "out.html"
+    page.write_text("of yesterday")
+
+    def audit(*_: object, **__: object) -> AuditReport:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cli.audit_commands.audit_directory", audit)
+    assert say(books, "--report", str(page)).code not in (0, 3)
+    assert page.read_text() == "of yesterday" and left(tmp_path) == ["out.html"]
+
+
+def test_an_acceptance_and_a_page_are_two_commands(books: Books, tmp_path: Path) -> None:
+    options = ("--accept", "2026112016", "--by", "ann", "--reason", "why", "--yes")
+    ran = say(books, "--report", str(tmp_path / "out.html"), *options)
+    assert ran.code == 2 and "leave --report out" in ran.err and left(tmp_path) == []
+
+
+def test_the_audit_in_spark_writes_the_same_page(books: Books, tmp_path: Path) -> None:
+    def spark_audit(data: str, **_: object) -> AuditReport:
+        return audit_directory(data, now_ms=NOW_MS)
+
+    one, other = tmp_path / "one.html", tmp_path / "other.html"
+    assert say(books, "--report", str(one)).code == 0
+    assert run("spark-audit", "--data", books.root, "--report", str(other), spark_audit=spark_audit).code == 0
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_page_is_for_whom_the_umask_says(books: Books, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        assert say(books, "--report", str(tmp_path / "out.html")).code == 0
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out.html").stat().st_mode & 0o777 == 0o640
