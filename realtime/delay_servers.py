@@ -184,8 +184,8 @@ class DelayServers:
         limited.info("window", "window origin=%016x session=%d batches=%d", origin.log_id, origin.session, len(held))
         facts: Head = {"log_id": self._log_id, "end_offset": end, "highest_sequence": origin.highest_sequence}
         facts["decided_offset"] = origin.decided_offset
-        if lost_ms := self._lost_offers.at_ms:
-            facts["offers_lost_ms"] = lost_ms
+        if self._lost_offers.epoch:
+            facts["lost_epoch"], facts["lost_age_ms"] = self._lost_offers.epoch, self._lost_offers.age_ms
         for head, body, more in window_frames(facts, held):
             greeting.peer.answer(greeting.request_id, head, body, more=more)
 

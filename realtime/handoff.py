@@ -214,6 +214,7 @@ class KeptOffers(NamedTuple):
     cleanly.
     """
 
+    lost_epoch: int = 0
     lost_ms: int = 0
     open: bool = False
 
@@ -225,7 +226,9 @@ class LostOffers:
     because its last checkpoint is durable behind both logs.
     """
 
-    def __init__(self, clock: Clock, before: KeptOffers, *, ahead: bool) -> None:
+    def __init__(self, clock: Clock, before: KeptOffers, epoch: int, *, ahead: bool) -> None:
+        self.epoch = epoch if before.open else before.lost_epoch  # The number of that life; 0 if there was none.
+        self._is_own = before.open
         self._clock = clock
         self._ahead = ahead
         self._known_ms = None if before.open or before.lost_ms == UNTIL_NOW else before.lost_ms
@@ -233,7 +236,7 @@ class LostOffers:
 
     @property
     def at_ms(self) -> int:
-        """The instant; 0 if there was no such life; UNTIL_NOW while nothing has confirmed this life's clock."""
+        """When it began; 0 if there was none; UNTIL_NOW while nothing has confirmed this life's clock."""
         if self._known_ms is None:
             if not self._clock.confirmed:
                 return UNTIL_NOW
@@ -242,7 +245,14 @@ class LostOffers:
 
     def kept(self, *, ends: bool) -> KeptOffers:
         """What the next life is to find; ``ends``: this one offers nothing more, and what it did is durable by then."""
-        return KeptOffers(self.at_ms, self._ahead and not ends)
+        return KeptOffers(self.epoch, self.at_ms, self._ahead and not ends)
+
+    @property
+    def age_ms(self) -> int:
+        """How long ago it began, so that nobody compares clocks of two machines; 0 while nobody knows."""
+        if self._is_own:
+            return self._clock.monotonic_ms() - self._begun_ms
+        return max(0, self._clock.now_ms() - self.at_ms)
 
 
 class Origins:

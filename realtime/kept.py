@@ -33,8 +33,8 @@ NAME_PREFIX = b"name/"
 LIVES_KEY = b"lives"
 LIVES_MAX = 1_000  # Acknowledgements of this many newest lives are recognised.
 UNREAD_KEY = b"unread_from"  # The end of the message log when a start could not read the pull log, until one can.
-# {lost_ms, open}: when the latest life began that followed an end which may have taken what consumers had before its
-# fsync; and whether this life may end so (1) or has stopped cleanly (0).
+# {lost_epoch, lost_ms, open}: number of the latest life, and when it began, that followed an end which may have taken
+# what consumers had before its fsync; and whether this life may end so (1) or has stopped cleanly (0).
 OFFERS_KEY = b"offers"
 COPIED = (CHECKPOINT_KEY, LIVES_KEY, OFFERS_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX, UNREAD_KEY)
 
@@ -86,7 +86,7 @@ def encode_unread(offset: int) -> Pair:
 
 def encode_offers(offers: KeptOffers) -> Pair:
     """What may have been lost before this life, and whether this life is open."""
-    return OFFERS_KEY, _pack({"lost_ms": offers.lost_ms, "open": int(offers.open)})
+    return OFFERS_KEY, _pack({"lost_epoch": offers.lost_epoch, "lost_ms": offers.lost_ms, "open": int(offers.open)})
 
 
 def encode_origin(origin: Origin) -> Pair:
@@ -221,7 +221,7 @@ class Kept:
         if not found:
             return KeptOffers(open=bool(lost))
         row = self._row(OFFERS_KEY, found[0])
-        return KeptOffers(_int(row, "lost_ms"), bool(_int(row, "open")))
+        return KeptOffers(_int(row, "lost_epoch"), _int(row, "lost_ms"), bool(_int(row, "open")))
 
     def origins(self, origins: Origins) -> None:
         """Load the delay servers that were heard."""

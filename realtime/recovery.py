@@ -146,7 +146,7 @@ def _recover(
     identity = open_identity(state, state_path, draw_u64, disk)
     kept = Kept(state, state_path)
     marks = kept.marks()
-    lost_offers = LostOffers(clock, kept.offers(), ahead=not config.offer_durable_only)
+    lost_offers = LostOffers(clock, kept.offers(), identity.epoch, ahead=not config.offer_durable_only)
     # The incarnation is the epoch under another name: both rise by one, durably, at each start.
     state.commit(copied([encode_marks(marks, identity.epoch), encode_offers(lost_offers.kept(ends=False))]))
     now_ms = clock.now_ms()

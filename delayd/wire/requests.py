@@ -254,7 +254,8 @@ class RequestType(IntEnum):
             (REALTIME,),
             "log_id:u64 target:u64 epoch:int instance:u64 session:int w:[u64] named_offset?:int unread_hours?:[u32] "
             "next_sequence:u64",
-            "log_id:u64 end_offset:int highest_sequence:u64 decided_offset:int offers_lost_ms?:instant batches:[held]",
+            "log_id:u64 end_offset:int highest_sequence:u64 decided_offset:int lost_epoch?:int lost_age_ms?:int "
+            "batches:[held]",
             trusted=True,
             fenced=True,
             cost=Cost.LISTING,

@@ -80,7 +80,7 @@ def largest() -> Iterator[tuple[str, Head]]:
     yield "GROUPS", groups_head(groups, INT_MAX)
     places: dict[int, int] = {ColumnId.SEQUENCE: 0, ColumnId.DELIVER_AT_MS: 0}
     held = InDoubt(U64_MAX, U64_MAX, 1 << 32, INT_MAX, INT_MAX, INT_MAX, 0, b"", 0, places, 0)
-    facts: Head = dict.fromkeys(("end_offset", "decided_offset", "offers_lost_ms"), INT_MAX)
+    facts: Head = dict.fromkeys(("end_offset", "decided_offset", "lost_epoch", "lost_age_ms"), INT_MAX)
     facts |= dict.fromkeys(("log_id", "highest_sequence"), U64_MAX)
     for head, _, _ in window_frames(facts, [held] * (WINDOW_BATCHES + 1)):
         yield "HELLO", head

@@ -301,7 +301,7 @@ IN_DELAY: Bugs = {
         Patch(
             Link,
             "_greeted",
-            changed(Link._greeted, "self._may_have_been_offered(lost_ms) if lost_ms else None", "None"),
+            changed(Link._greeted, "self._may_have_been_offered(age_ms)", "None"),
         )
     ],
     "L10: an hour that was set aside is never tried again": [Patch(mending, "DAMAGED_AGAIN_MS", NEVER_MS)],

@@ -170,13 +170,13 @@ _HEARD_ALL_THE_SAME = [
 
 IN_REALTIME: Bugs = {
     "C1: T does not say that it may have lost what consumers have": [
-        Patch(LostOffers, "at_ms", property(lambda self: 0))
+        Patch(LostOffers, "epoch", property(lambda self: 0, lambda self, epoch: None))
     ],
     "C1: T forgets at a clean stop that it may have lost what consumers have": [
         Patch(
             LostOffers,
             "kept",
-            changed(LostOffers.kept, "KeptOffers(self.at_ms", "KeptOffers(0 if ends else self.at_ms"),
+            changed(LostOffers.kept, "KeptOffers(self.epoch", "KeptOffers(0 if ends else self.epoch"),
         )
     ],
     "L9: a consume log that is damaged is not rebuilt": [Patch(Rebuilder, "_start", _rebuild_nothing)],

@@ -163,7 +163,8 @@ class FakeTarget:
     refused_bodies: set[bytes] = field(default_factory=set)  # Frames with one of these are refused.
     refuse_with: DelaydError | None = None
     lives: int = 1
-    lost_ms: int = 0  # When a life began that followed a crash: what was given before may be lost.
+    lost_life: int = 0  # The life that followed a crash, and when it began: what was given before may be lost.
+    lost_ms: int = 0
     given: set[int] = field(default_factory=set)  # All that consumers ever got, synced or not.
     refused: int = 0
     fenced: int = 0
@@ -237,7 +238,7 @@ class FakeTarget:
         """Start anew: what is found is made durable before anything is answered."""
         self.up = True
         self.lives += 1
-        self.lost_ms = self.now_ms()
+        self.lost_life, self.lost_ms = self.lives, self.now_ms()
         self.synced = len(self.log)
         self._w = max((kept.part.w_epoch, kept.part.w_id) for kept in self.log) if self.log else (0, 0)
 
@@ -297,8 +298,8 @@ class FakeTarget:
             "decided_offset": 0 if self._decided is None else self._decided.offset,
             "batches": [*rows],
         }
-        if self.lost_ms:
-            head["offers_lost_ms"] = self.lost_ms
+        if self.lost_life:
+            head["lost_epoch"], head["lost_age_ms"] = self.lost_life, max(0, self.now_ms() - self.lost_ms)
         return Frame(RequestType.HELLO, ANSWER | (MORE if more else 0), 0, head, memoryview(body))
 
     def _dispatch(self, cable: Cable, asked: Asked, answer: Callable[[Frame | DelaydError], None]) -> None:

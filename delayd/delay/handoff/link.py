@@ -49,7 +49,6 @@ from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.heads import (
     WINDOW_MOST,
     WINDOW_ROW_BYTES,
-    need_instant,
     need_int,
     need_rows,
     need_u64,
@@ -59,7 +58,7 @@ from delayd.wire.requests import RequestType
 log = logging.getLogger(__name__)
 limited = LogLimit(log)
 
-CLOCKS_MS = 5_000  # The clocks of two servers may differ by this much (rule T1).
+CLOCKS_MS = 5_000  # Two clocks measure an age with a smaller difference.
 RETRY_MS = 50  # How long to wait before a target that was away is tried again; it doubles each time.
 RETRY_MS_MAX = 2_000
 WINDOW_FRAMES_MAX = 4_096  # The answer to a hello has at most this many frames, of 4,096 batches each.
@@ -133,6 +132,7 @@ class Link:
         self._wire: WatchedWire | None = None
         self._away = ""  # Why the target is away, as the log said it; a state that lasts is logged once.
         self._session = 0
+        self._lost_epoch: int | None = None  # The life of the target that may have lost offers, as it said last.
         self._retry_ms = RETRY_MS
         self._dial_again = shared.alarms.alarm(self.pump)  # While it is on, the target is not dialled.
         self._answer: list[Frame] = []
@@ -341,7 +341,8 @@ class Link:
             log_id, end_offset = need_u64(answer.head, "log_id"), need_int(answer.head, "end_offset")
             highest = need_int(answer.head, "highest_sequence") if "highest_sequence" in answer.head else 0
             decided = need_int(answer.head, "decided_offset") if "decided_offset" in answer.head else 0
-            lost_ms = need_instant(answer.head, "offers_lost_ms") if "offers_lost_ms" in answer.head else 0
+            lost_epoch = need_int(answer.head, "lost_epoch") if "lost_epoch" in answer.head else 0
+            age_ms = need_int(answer.head, "lost_age_ms") if lost_epoch else 0
             window = [batch for frame in self._answer for batch in _read_window(frame)]
         except BadRequest as error:
             self._lost(session, error)
@@ -369,16 +370,22 @@ class Link:
             if self._ends.unread and decided <= end_offset and self._ends.said(self.target) is not None:
                 # The offset is known again this way, even if nobody ever restores the dispatch log that named it.
                 self._ends.name(self.target, decided)
-            self.lost_offers = self._may_have_been_offered(lost_ms) if lost_ms else None
+            if lost_epoch != (self._lost_epoch or 0):
+                self.lost_offers = self._may_have_been_offered(age_ms)
+            self._lost_epoch = lost_epoch
             self._record(session, window)
 
-    def _may_have_been_offered(self, until_ms: int) -> MayHaveLeft:
-        """Rows that this target may have given to consumers, and lost, before a life of it that began at ``until_ms``.
+    def _may_have_been_offered(self, age_ms: int) -> MayHaveLeft:
+        """Rows that this target may have given to consumers, and lost, before a life of it that began so long ago.
 
-        An example: it began at 12:00:00 by its clock, and answers at 12:05. A row that was due at 12:00:03 and still
-        waits here may have been given out. One that was due at 12:01 was not, and may be cancelled.
+        If it has answered another life of the target, all that had left until now may be lost. If not, the age tells,
+        for instance: this server starts at 12:05, and the target says that its life began five minutes before. A row
+        that was due at 12:00:03 and still waits here may have been given out. One that was due at 12:01 was not, and
+        may be cancelled.
         """
-        due_until_ms = min(until_ms + CLOCKS_MS, self.sender.claimed_until_ms)
+        due_until_ms = self.sender.claimed_until_ms
+        if self._lost_epoch is None:
+            due_until_ms = min(self._alarms.clock.now_ms() - age_ms + CLOCKS_MS, due_until_ms)
         return MayHaveLeft(self._intake.next_sequence, due_until_ms)
 
     def _answered(self) -> None:

@@ -32,7 +32,7 @@ KEPT_MS = 6_000  # A send with a key waits as long for a row that may be at a ta
 REFUSALS = 20
 
 
-def lost(*, keyed: bool = False) -> World:
+def lost(*, keyed: bool = False, wrong_ms: int = 0) -> World:
     """A world with one row that the target's consumers had, and that a power cut took; the target takes nothing now."""
     world = World(new_world(TARGET_IDS))
     world.send(wanted(1, 0, "first"))
@@ -45,6 +45,7 @@ def lost(*, keyed: bool = False) -> World:
     world.clock.advance(100)
     world.server.wake()
     target = world.outside.targets[target_of(world)]
+    target.now_ms = lambda: world.clock.now_ms() + wrong_ms
     world.cable.carry_up()
     assert target.given and target.synced < len(target.log)
     del target.log[target.synced :]
@@ -105,10 +106,10 @@ def delay_server_restarted(world: World) -> World:
 
 def target_restarted_cleanly(world: World) -> World:
     target = world.outside.targets[target_of(world)]
-    lost_ms = target.lost_ms
+    said = target.lost_life, target.lost_ms
     world.crash_target(target.log_id)
     target.restart()
-    target.lost_ms = lost_ms
+    target.lost_life, target.lost_ms = said
     return refusing(world)
 
 
@@ -184,9 +185,17 @@ def test_what_falls_due_after_the_target_is_back_can_be_cancelled_and_so_can_wha
     delivered(world, world.receipts("a"))
 
 
-def test_a_target_that_began_by_a_clock_that_nothing_confirmed_may_have_lost_all_that_had_left_by_now() -> None:
-    world = lost()
-    world.outside.targets[target_of(world)].lost_ms = INSTANT_MS_MAX
+@pytest.mark.parametrize("wrong_ms", [-3_600_000, 3_600_000])
+def test_rule_C1_no_clock_of_a_target_says_which_rows_it_may_have_lost(wrong_ms: int) -> None:
+    world = lost(wrong_ms=wrong_ms)
+    assert cancelled(world, world.receipts("a")) == IN_FLIGHT
+    delivered(world, world.receipts("a"))
+
+
+def test_a_target_that_does_not_know_when_it_began_may_have_lost_all_that_had_left_by_now() -> None:
+    world = delay_server_restarted(lost())
+    target = world.outside.targets[target_of(world)]
+    target.lost_life, target.lost_ms = target.lost_life + 1, INSTANT_MS_MAX
     world.send(wanted(1, world.clock.now_ms() - START_MS + 2_000, "later"))
     world.settle()
     world.cut(target_of(world))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from delayd.errors import BatchMalformed, DamagedData, NotReady
-from delayd.hours import INSTANT_MS_MAX
 from delayd.log.pull import decode_void, encode_void
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.machine.clock import BELIEVED_AFTER_MS
@@ -14,7 +13,7 @@ from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
-from delayd.wire.heads import need_instant
+from delayd.wire.heads import need_int
 from delayd.wire.requests import RequestType
 from realtime.unread import REST_MS
 from tests.memory_files import content, files, put
@@ -261,10 +260,16 @@ def test_void_pulls_are_read_as_they_were_written_and_nothing_else_is() -> None:
 
 
 def told_lost_ms(world: World, session: int) -> int:
-    """What the answer to a hello says of when this server may have lost what it had offered; 0: nothing."""
+    """When a life began that may have lost what was offered, as the answer to a hello says; 0: there was none."""
     peer = SimPeer()
     ((head, _),) = peer.answers[world.hello_later(peer, session)]
-    return need_instant(head, "offers_lost_ms") if "offers_lost_ms" in head else 0
+    return world.clock.now_ms() - need_int(head, "lost_age_ms") if "lost_epoch" in head else 0
+
+
+def told_lost_epoch(world: World, session: int) -> int:
+    peer = SimPeer()
+    ((head, _),) = peer.answers[world.hello_later(peer, session)]
+    return need_int(head, "lost_epoch")
 
 
 def killed(world: World, clock: SimClock | None = None, **settings: int) -> World:
@@ -292,8 +297,10 @@ def test_rule_C1_an_unclean_end_is_told_until_the_next_one_through_clean_stops()
     world = world.restarted()
     assert told_lost_ms(world, 6) == first_ms, "it is stored twice"
     world.clock.advance(60_000)
+    assert told_lost_epoch(world, 7) < world.server.epoch
     world = killed(killed(world))
-    assert told_lost_ms(world, 7) == world.clock.now_ms() > first_ms
+    assert told_lost_ms(world, 8) == world.clock.now_ms() > first_ms
+    assert told_lost_epoch(world, 9) == world.server.epoch
 
 
 def test_rule_C1_a_start_that_finds_a_damaged_value_takes_its_last_life_for_one_that_ended_uncleanly() -> None:
@@ -314,13 +321,17 @@ def test_a_life_that_offers_what_is_durable_loses_nothing_and_tells_of_the_life_
     assert told_lost_ms(killed(world), 3) == at_ms
 
 
-def test_rule_C1_after_a_reboot_the_instant_is_told_when_the_clock_is_confirmed() -> None:
+def test_rule_C1_after_a_reboot_the_next_life_tells_of_the_former_when_the_clock_is_confirmed() -> None:
     world = World()
     world = killed(world, world.clock.reboot(5_000))
     begun_ms = world.clock.now_ms()
-    assert told_lost_ms(world, 1) == INSTANT_MS_MAX
+    world.clock.advance(7_000)
+    world.clock.step_wall(-3_600_000)
+    assert told_lost_ms(world, 1) == begun_ms - 3_600_000, "its own age it knows in any case"
     again = world.restarted()
-    assert told_lost_ms(again, 2) == INSTANT_MS_MAX, "nobody knows when the life before began"
+    again.clock.advance(7_000)
+    assert told_lost_ms(again, 2) == again.clock.now_ms(), "nobody knows when the life before began"
+    begun_ms = again.clock.now_ms() - 7_000
     again.clock.advance(BELIEVED_AFTER_MS)
     assert told_lost_ms(again, 3) == begun_ms
     again.clock.advance(60_000)
