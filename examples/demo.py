@@ -14,6 +14,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -22,6 +23,7 @@ from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.findings import LOWER_BOUNDS_MS
+from delayd.reading.report.page import audit_page
 
 SUBJECT = "demo.orders"
 SOON, AT_ONCE, PAST_DUE, NEXT_YEAR = 14_000, 2_000, 1_000, 3_000  # 20,000 in all.
@@ -173,6 +175,10 @@ def show(seen: Seen, report: AuditReport) -> int:
         console.print(f"  and {report.findings_count - len(report.findings):,} more")
     histogram(total.lateness)
     console.print(f"  p50 {total.late_ms(0.5)} ms, p99 {total.late_ms(0.99)} ms, max {total.late_ms_max} ms (the kill)")
+    # The servers' files are gone when this ends; the page stays.
+    page = Path(tempfile.mkdtemp(prefix="delayd-audit-"), "audit.html")
+    page.write_text(audit_page(report), encoding="utf-8")
+    console.print(f"  the same as a page for your browser: {page.as_uri()}", soft_wrap=True)
     books = total.scheduled == 20_000 and total.dispatched == expected and report.balanced
     good = books and not (missing or seen.early or seen.repeated)
     console.print("[bold green]lost 0, early 0, duplicate 0[/]" if good else "[bold red]the books do not balance[/]")
