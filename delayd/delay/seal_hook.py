@@ -106,14 +106,19 @@ async def _run(command: str, lines: bytes) -> str:
     """Run a shell command with lines on its stdin; why it failed, or ""."""
     null = asyncio.subprocess.DEVNULL
     # A session of its own, so that all that the shell has started can be ended together.
-    process = await asyncio.create_subprocess_shell(
-        command, stdin=asyncio.subprocess.PIPE, stdout=null, stderr=null, start_new_session=True
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_shell(
+            command, stdin=asyncio.subprocess.PIPE, stdout=null, stderr=null, start_new_session=True
+        )
     )
     try:
+        process = await asyncio.shield(starting)
         await asyncio.wait_for(process.communicate(lines), RUN_S_MAX)
     except TimeoutError:
         return f"it did not end within {RUN_S_MAX:g} s, and was ended"
     finally:
+        # A stop may come while the command is being started; then it is ended as soon as it is there.
+        process = await starting
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -174,6 +174,8 @@ class DelayServer:
         for task in (self._places, self._learning, self._telling, *self._dials):
             if task is not None:
                 task.cancel()
+        if self._telling is not None:
+            await asyncio.wait((self._telling,))  # It ends the command that is under way.
         await home.stop(core)
         # Answers that a cut has held back leave now; whoever cuts hears that this server kept nothing to itself.
         self._hold.end()

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,16 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_started(
     assert gone(int((tmp_path / "child").read_text()))
 
 
-def test_a_stop_ends_a_command_that_is_under_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", [False, True], ids=["runs", "starts"])
+def test_a_stop_ends_a_command_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
+    start = asyncio.create_subprocess_shell
+
+    async def started(command: str, **options: Any) -> asyncio.subprocess.Process:
+        process = await start(command, **options)
+        await asyncio.sleep(0.5 if slow else 0)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_shell", started)
     child = tmp_path / "child"
     told = Told(tmp_path, f"sleep 600 & echo $! > {child}; wait", 1)
     told.live(lambda: child.exists() and bool(child.read_text().strip()))
