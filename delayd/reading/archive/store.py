@@ -47,7 +47,10 @@ class ArchiveStore(Protocol):
         """A local path of a file, inside ``folder`` if it is a copy. Raises FileNotFoundError."""
 
     def scratch(self) -> AbstractContextManager[Path]:
-        """A local folder for files that are made or read; it is removed at the end."""
+        """A local folder for files that are made; it is removed at the end.
+
+        DiskFull, NotWritable when a file can't be made there.
+        """
 
 
 def open_store(uri: str) -> ArchiveStore:
@@ -118,7 +121,7 @@ class FolderStore:
         with _named_errors(self.uri):
             self._disk.make_folder(self.uri)
             folder = tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=self.uri)
-        with folder as path:
+        with _named_errors(self.uri), folder as path:
             yield Path(path)
 
 
@@ -170,7 +173,7 @@ class ObjectStore:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """See ArchiveStore."""
-        with tempfile.TemporaryDirectory(prefix="delayd-archive-") as path:
+        with _named_errors(tempfile.gettempdir()), tempfile.TemporaryDirectory(prefix="delayd-archive-") as path:
             yield Path(path)
 
     @contextmanager

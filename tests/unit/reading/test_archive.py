@@ -1,5 +1,6 @@
 """An archive has each sealed hour once, its audit says what that of the directory says, and it names a changed file."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from delayd.errors import BadArgument, BadSetting, NewerFormat, ServerUnavailable
+from delayd.errors import BadArgument, BadSetting, DiskFull, NewerFormat, ServerUnavailable
 from delayd.hours import hour_name
 from delayd.reading.archive.archive_audit import audit_archive
 from delayd.reading.archive.archiver import ArchiveReport, archive_directory
@@ -438,6 +439,20 @@ def test_a_realtime_server_that_held_nothing_of_an_hour_says_so(
     assert not [name for name in tree(store) if name.startswith("message")]
     # Its log is known to hold none of them, so all that were handed over to it are lost.
     assert audited(store).total.lost == 10 * HOURS
+
+
+def test_a_full_disk_is_named_and_leaves_whole_files(
+    books: Books, store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("delayd.reading.archive.archiver.write_message", full)
+        with pytest.raises(DiskFull, match=store.uri):
+            archive_directory(books.root, store)
+    assert {name.partition("/")[0] for name in tree(store)} == {"schedule", "notes"}
+    assert archive_directory(books.root, store).archived_before == HOURS and audited(store).balanced
 
 
 def test_hours_can_be_chosen_and_the_chain_is_followed_all_the_same(books: Books, store: FolderStore) -> None:
