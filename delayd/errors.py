@@ -462,10 +462,12 @@ class DataError(DelaydError):
 class DamagedData(DataError):
     """Bytes that were durable do not check any more; they are never skipped silently (rule L5)."""
 
-    def __init__(self, path: str, position: int, what: str, *, end_of: str = "") -> None:
+    def __init__(self, path: str, position: int, what: str, *, end_of: str = "", waits: bool = False) -> None:
         message = (
             f"{path} is damaged at byte {position}: {what}; restore this file from a copy, nothing after it was read"
         )
+        if waits:
+            message = f"{path} waits at byte {position}: {what}; it is tried again by itself"
         self._fill(message, None, {"path": path, "position": position, "what": what})
         if end_of:
             self.details["end_of"] = end_of

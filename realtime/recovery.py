@@ -107,6 +107,7 @@ class Recovered:
     pulls: PullReplay | None = None  # None: the pull log can't be read; ``pull_damage`` says why.
     pull_log: Log | None = None
     pull_damage: DamagedData | None = None
+    unread_from: int | None = None  # Then: where the message log ended when it could first not be read.
     window_damage: DamagedData | None = None  # Why nobody can say which batches are in doubt.
 
     @property
@@ -193,17 +194,18 @@ def _open_pull_log(opened: ExitStack, recovered: Recovered, kept: Kept, state: S
             mine.callback(pull_log.close)
             _check_end(recovered, pulls)
             try:
-                if behind := _behind(pulls, recovered.index, unread_from):
-                    _set_back(pulls, behind, pull_log, recovered.identity.epoch, message_log.end)
+                behind = groups_behind(pulls, recovered.index, unread_from)
+                set_back(pulls, behind, pull_log, recovered.identity.epoch, message_log.end)
             except (RetryLater, DiskFull) as error:
                 # Nothing is damaged there, so an operator who gives it up gives up nothing before this position.
                 what = f"groups can't be set back now: {error.message}"
-                raise DamagedData(pulls.folder, pull_log.end, what) from error
+                raise DamagedData(pulls.folder, pull_log.end, what, waits=True) from error
             opened.enter_context(mine.pop_all())
     except DamagedData as damage:
         if damage.end_of:
             raise
         recovered.pull_damage = damage
+        recovered.unread_from = message_log.end if unread_from is None else unread_from
         if unread_from is None:
             # This life takes messages under numbers that the pull log may have given to others.
             state.commit(copied([encode_unread(message_log.end)]))
@@ -375,7 +377,7 @@ def _check_end(recovered: Recovered, replay: PullReplay) -> None:
         raise DamagedData(message_log.segments[-1].path, position, what, end_of=folder)
 
 
-def _behind(replay: PullReplay, index: Index, unread_from: int | None) -> dict[int, int]:
+def groups_behind(replay: PullReplay, index: Index, unread_from: int | None) -> dict[int, int]:
     """Groups that were given messages which a power cut took before their fsync (rule L2), with the consume sequence at
     which each goes on. ``unread_from`` is where the message log ended when a start could not read the pull log; what
     stands behind came later.
@@ -385,13 +387,15 @@ def _behind(replay: PullReplay, index: Index, unread_from: int | None) -> dict[i
     """
     behind: dict[int, int] = {}
     for group in replay.groups.values():
-        end = group.subject.end if unread_from is None else index.first_from(group.subject, unread_from)
+        # The groups may be those of an index beside this one.
+        subject = index.by_name.get(group.subject.name, group.subject)
+        end = subject.end if unread_from is None else index.first_from(subject, unread_from)
         if replay.came_to(group) > end:
             behind[group.group_id] = end
     return behind
 
 
-def _set_back(replay: PullReplay, behind: Mapping[int, int], pull_log: Log, epoch: int, durable_offset: int) -> None:
+def set_back(replay: PullReplay, behind: Mapping[int, int], pull_log: Log, epoch: int, durable_offset: int) -> None:
     """Set groups back to where they go on; durable on return. Raises DiskFull.
 
     An example: a subject has the messages 0 to 6, and its group was given 5 to 8, as the pull sequences 70 to 73. Its
@@ -399,6 +403,8 @@ def _set_back(replay: PullReplay, behind: Mapping[int, int], pull_log: Log, epoc
     73 are void: the delay server sends other messages as 7 and 8, which a later replay must not take for acknowledged,
     and to acknowledge 73 once more is stale.
     """
+    if not behind:
+        return
     void: dict[int, list[tuple[int, int]]] = {group_id: [] for group_id in behind}
     for group in pull_log.scan(replay.begun_at, pull_log.durable):
         for entry in _pulls_in(group):
@@ -408,18 +414,17 @@ def _set_back(replay: PullReplay, behind: Mapping[int, int], pull_log: Log, epoc
                 first = stop - min(gone, entry.covered)
                 # Neighbours are joined: a record of a million single pulls would not fit into a batch.
                 own.append((own.pop()[0] if own and own[-1][1] == first else first, stop))
-    records: list[Known] = []
+    records: list[Known] = [GroupSetBack(id_, end, encode_void(void[id_])) for id_, end in behind.items()]
+    stamps = (epoch, replay.appended_at_ms, durable_offset)
+    pull_log.append([NewGroup(GroupKind.CONTROL, [encode_known(records)], *stamps)], replay.appended_at_ms)
+    pull_log.flush()
     for group_id, end in behind.items():
         consumers = replay.groups[group_id]
         log.warning(
             "group_set_back subject=%s group=%s messages=%d reason=a_power_cut_took_them_before_their_fsync",
             *(*consumers.names, replay.came_to(consumers) - end),
         )
-        records.append(GroupSetBack(group_id, end, encode_void(void[group_id])))
         consumers.changing().set_back(end, void[group_id])
-    stamps = (epoch, replay.appended_at_ms, durable_offset)
-    pull_log.append([NewGroup(GroupKind.CONTROL, [encode_known(records)], *stamps)], replay.appended_at_ms)
-    pull_log.flush()
 
 
 def _pulls_in(group: CommitGroup) -> Iterator[PullEntry]:

@@ -20,11 +20,11 @@ an end that a crash has torn, and it would be cut off.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from delayd.errors import DamagedData, DelaydError, HandoffRefused, NotReady
+from delayd.errors import DamagedData, DelaydError, HandoffRefused, NotReady, RetryLater
 from delayd.log.log import Append, Log, LogWatch, OnFiles, Told
 from delayd.log.tail import Damage, find_damage, give_up
 from delayd.machine.disk import Disk, list_named, open_named
@@ -33,7 +33,7 @@ from delayd.machine.identity import Site
 from delayd.machine.state import OperatorLog
 from delayd.wire.status import Decision, Quarantined
 
-from .recovery import Recovered
+from .recovery import PullReplay, Recovered, groups_behind, set_back
 
 PULL = "pull"  # The ids of the entries for operators.
 WINDOW = "window"
@@ -110,8 +110,8 @@ class Unread:
         """Refuse a consumer while nobody can say what was acknowledged."""
         if PULL in self._damage:
             raise NotReady(
-                f"nobody can say what was acknowledged here, for the pull log can't be read: {self._damage[PULL]}. "
-                f"Restore the file; or `delayd mend give-up {PULL}`, after which messages come again",
+                f"nobody can say what was acknowledged here: {self._damage[PULL]}. It goes on when that is mended; or "
+                f"`delayd mend give-up {PULL}`, after which messages come again",
                 retry_after_ms=RETRY_MS,
             )
 
@@ -186,10 +186,27 @@ class Unread:
             work = partial(_give_up_pulls, self._site, self._recovered, stopped_at)
         else:
             self._tried = self._seen
-            work = partial(_check_pulls, self._site, self._recovered)
+            self._site.worker.submit(partial(_read_pulls, self._site, self._recovered), partial(self._judge, each))
+            return
         self._site.worker.submit(work, partial(self._read, each))
 
-    def _read(self, each: _Try, done: Done[None]) -> None:
+    def _judge(self, each: _Try, done: Done[tuple[PullReplay, Log]]) -> None:
+        """Set groups back as the next start would, or it might find, once more, that it can't."""
+        try:
+            replay, pull_log = done.result()
+        except (DelaydError, OSError):
+            self._read(each, done)
+            return
+        try:
+            behind = groups_behind(replay, self._recovered.index, self._recovered.unread_from)
+        except RetryLater as error:
+            pull_log.close()
+            self._end(each, False, str(error))
+            return
+        work = partial(_set_back, self._site, self._recovered, replay, behind, pull_log)
+        self._site.worker.submit(work, partial(self._read, each))
+
+    def _read(self, each: _Try, done: Done[object]) -> None:
         try:
             done.result()
         except (DelaydError, OSError) as error:
@@ -244,9 +261,18 @@ def _files_of(disk: Disk, folder: str) -> Seen:
     return found
 
 
-def _check_pulls(site: Site, recovered: Recovered) -> None:
-    """Read the pull log as the next start will, and forget it; raises what that meets."""
-    recovered.read_pulls(recovered.index.blank(), site.clock.now_ms())[1].close()
+def _read_pulls(site: Site, recovered: Recovered) -> tuple[PullReplay, Log]:
+    """Read the pull log as the next start will; raises what that meets."""
+    return recovered.read_pulls(recovered.index.blank(), site.clock.now_ms())
+
+
+def _set_back(site: Site, recovered: Recovered, replay: PullReplay, behind: Mapping[int, int], pull_log: Log) -> None:
+    """Set groups back, durably, and forget the pull log; raises DiskFull."""
+    assert recovered.unread_from is not None, "the pull log is unread"
+    try:
+        set_back(replay, behind, pull_log, site.epoch, recovered.unread_from)
+    finally:
+        pull_log.close()
 
 
 def _check_window(recovered: Recovered) -> None:
@@ -267,7 +293,7 @@ def _give_up_pulls(site: Site, recovered: Recovered, stopped_at: int | None) -> 
             log.warning("put_aside path=%s", path)
         puts, removes = OperatorLog(site.state).entry(now_ms, f"gave up pull behind {damage.good_until}")
         site.state.commit(puts, removes)
-    _check_pulls(site, recovered)
+    _read_pulls(site, recovered)[1].close()
 
 
 MESSAGE, PULL = "message", "pull"

@@ -68,15 +68,15 @@ PLANTED: Bugs = {
             ),
         ),
     ],
-    "L2: a start drops no pull behind the message log": [Patch(recovery, "_behind", _nothing_is_behind)],
+    "L2: a start drops no pull behind the message log": [Patch(recovery, "groups_behind", _nothing_is_behind)],
     "L2: a start that drops pulls does not say so": [
-        Patch(recovery, "_set_back", changed(recovery._set_back, "pull_log.append(", "(lambda *_: None)("))
+        Patch(recovery, "set_back", changed(recovery.set_back, "pull_log.append(", "(lambda *_: None)("))
     ],
     "L2: a start takes messages before it is durable which pulls it dropped": [
-        Patch(recovery, "_set_back", changed(recovery._set_back, "    pull_log.flush()\n", ""))
+        Patch(recovery, "set_back", changed(recovery.set_back, "    pull_log.flush()\n", ""))
     ],
     "L2: handles of dropped pulls count as acknowledged": [
-        Patch(recovery, "_set_back", changed(recovery._set_back, "own.append(", "len("))
+        Patch(recovery, "set_back", changed(recovery.set_back, "own.append(", "len("))
     ],
     "L2: an ordered group gets what is not durable": [
         Patch(Pulls, "_answer", changed(Pulls._answer, "group.window.order is not None", "False"))

@@ -15,6 +15,7 @@ from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_int
 from delayd.wire.requests import RequestType
+from realtime.subject_index import Index, Subject
 from realtime.unread import REST_MS
 from tests.memory_files import content, files, put
 from tests.worlds.dispatch_batches import bodies_of, dispatch_batch
@@ -375,14 +376,40 @@ def test_rule_L8_a_start_on_a_full_disk_sets_groups_back_when_there_is_space() -
     disk = world.disk.after_kill()
     (messages,) = files(disk, "/data/realtime/message")
     put(disk, messages, content(disk, messages)[: before - world.recovered.message_log.end])
-    disk.capacity_bytes = disk.used_bytes
+    disk.capacity_bytes = disk.used_bytes + 100  # The record does not fit in, and a checkpoint does.
     world, delay = World(disk, world.state.after_crash(disk)), SimPeer()
-    with pytest.raises(NotReady):
-        world.pull(SimPeer())
+    for _ in range(30):
+        with pytest.raises(NotReady, match="tried again by itself"):
+            world.pull(SimPeer())
+        world.pass_time(REST_MS)
+    assert not world.begun_anew, "it waits in place"
     disk.capacity_bytes = CAPACITY_BYTES
     world.hello(delay, 9)
     world.dispatch(delay, 9, dispatch_batch(7, [b"x"]))
-    for _ in range(3):
+    for _ in range(10):
         world.pass_time(REST_MS)
+    assert len(world.begun_anew) == 1
     assert world.pull(SimPeer()).bodies == [b"x"]
     assert world.restarted().pull(SimPeer()).bodies == []
+
+
+def test_rule_L10_what_nobody_can_judge_now_waits_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, delay, commits, fsyncs = stepped()
+    waiting(world, fsyncs)
+    dispatch(world, delay, 1, b"a")
+    commits.run_all()
+    disk, state, path, whole = cut_and_damaged(world, 0)
+    world = World(disk, state)
+    put(disk, path, whole)
+    with monkeypatch.context() as patched:
+        patched.setattr(Index, "first_from", unknown)
+        for _ in range(30):
+            world.pass_time(REST_MS)
+        assert not world.begun_anew
+    for _ in range(10):
+        world.pass_time(REST_MS)
+    assert len(world.begun_anew) == 1
+
+
+def unknown(self: Index, subject: Subject, offset: int) -> int:
+    raise NotReady("its consume log is made again")
