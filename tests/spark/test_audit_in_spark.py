@@ -72,6 +72,7 @@ def test_the_figures_and_findings_equal_those_without_spark(faulty: Books) -> No
     expected = audit_directory(faulty.root, now_ms=NOW_MS)
     found = audit(faulty.root, now_ms=NOW_MS, tasks=2)
     assert found == expected
+    assert len(found.caused) >= 6 and len(found.total.subjects) == 3
     total = found.total
     assert (total.lost, total.duplicate, total.early, total.orphan, total.mismatch, total.late) == (1, 1, 1, 1, 1, 1)
     assert (total.scheduled, total.dispatched, total.dead, total.pending) == (81, 78, 1, 1)

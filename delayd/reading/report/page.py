@@ -469,11 +469,7 @@ def _charts(report: AuditReport) -> dict[str, object]:
     }
     total = report.total
     if total.lateness.any():
-        past = (
-            f" {counted(total.past_due, 'message')} more were due already when they were accepted."
-            if total.past_due
-            else ""
-        )
+        past = f" {counted(total.past_due, 'more was|more were')} due already when accepted." if total.past_due else ""
         found["distribution"] = distribution(total, report.late_ms_limit)
         found["late_lead"] = f"How long after they were due {int(total.lateness.sum()):,} messages left.{past}"
         found["course"] = course(periods)
