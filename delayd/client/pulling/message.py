@@ -45,6 +45,7 @@ class PulledPart(NamedTuple):
     pull_first: int  # Pull sequence of the first of these rows; the others count up from it.
     attempt: int
     place: int = 0  # Where it came from, see `Pulled.subjects`.
+    received_at_ms: int = 0  # By the server's clock, as far as it is known.
 
 
 class PastLives(NamedTuple):
@@ -82,13 +83,12 @@ def life_of(batch: Batch, row: int) -> PastLives:
 
 
 class Pulled(NamedTuple):
-    """One answer of a realtime server, or a piece of it, on its way to the caller."""
+    """Messages of one answer of a realtime server, or of several of one connection, on their way to the caller."""
 
     subject: str
     incarnation: int
     parts: tuple[PulledPart, ...]
-    received_at_ms: int  # By the server's clock, as far as it is known.
-    lease_ends: float  # On `monotonic_s`; after it the server offers the messages to others.
+    lease_ends: float  # Of the first that ends, on `monotonic_s`; after it the server offers the messages to others.
     subjects: ConsumedSubjects | None = (
         None  # What the places of its parts are; None when all parts are of ``subject``.
     )
@@ -97,7 +97,7 @@ class Pulled(NamedTuple):
     @classmethod
     def nothing(cls, subject: str, outage: DelaydError | None) -> Pulled:
         """No messages."""
-        return cls(subject, 0, (), 0, 0.0, outage=outage)
+        return cls(subject, 0, (), 0.0, outage=outage)
 
     @property
     def message_count(self) -> int:
@@ -110,6 +110,10 @@ class Pulled(NamedTuple):
         if self.subjects is not None:
             return [[self.incarnation, part.pull_first, len(part.rows), part.place] for part in self.parts]
         return [[self.incarnation, part.pull_first, len(part.rows)] for part in self.parts]
+
+    def joined(self, later: Pulled) -> Pulled:
+        """These messages and those of a later answer of the same connection."""
+        return self._replace(parts=self.parts + later.parts, lease_ends=min(self.lease_ends, later.lease_ends))
 
     def cut(self, count: int) -> tuple[Pulled, Pulled]:
         """The first ``count`` messages, and the others; one of them may be empty."""
@@ -289,7 +293,7 @@ class MessageColumns:
     @property
     def late_ms(self) -> Int64s:
         """int64[n]: how long after it was due each message was received here, in milliseconds of the server's clock."""
-        return self.pulled.received_at_ms - self.deliver_at_ms
+        return np.array(self._receipts_ms, np.int64) - self.deliver_at_ms
 
     @cached_property
     def expiries(self) -> Int64s:
@@ -309,6 +313,11 @@ class MessageColumns:
         """When each was due, as a list."""
         instants: list[int] = self.deliver_at_ms.tolist()
         return instants
+
+    @cached_property
+    def _receipts_ms(self) -> list[int]:
+        """When each was received here, by the server's clock."""
+        return [at_ms for part in self.pulled.parts for at_ms in [part.received_at_ms] * len(part.rows)]
 
     @cached_property
     def pull_sequences(self) -> list[int]:
@@ -445,7 +454,7 @@ class MessageView:
     @property
     def late_ms(self) -> int:
         """How long after it was due the message was received here, in milliseconds of the server's clock."""
-        return self.columns.pulled.received_at_ms - self.deliver_at_ms
+        return self.columns._receipts_ms[self.row] - self.deliver_at_ms
 
     @property
     def attempt(self) -> int:

@@ -394,8 +394,8 @@ def pulled_in(
         position += batch.total_bytes
         if batch.kind != BatchKind.DISPATCH or batch.count != count:
             raise BadRequest(f"a part of {count} messages came with a batch of {batch.count}, kind {batch.kind}")
-        parts.append(PulledPart(batch, range(count), pull_first, attempt, places[number]))
+        parts.append(PulledPart(batch, range(count), pull_first, attempt, places[number], received_at_ms))
     if not parts:
         return None
     incarnation = need_u64(answer.head, "incarnation")
-    return Pulled(settings.subject, incarnation, tuple(parts), received_at_ms, lease_ends, settings.subjects)
+    return Pulled(settings.subject, incarnation, tuple(parts), lease_ends, settings.subjects)

@@ -37,6 +37,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 from delayd.client.instants import monotonic_s
@@ -398,28 +399,45 @@ class Stock(Generic[Batch]):
                 return shelf.count - row
 
     def take(self, most: int, now: float, given: list[Pulled]) -> bool:
-        """Take out the next messages, at most ``most`` and of one answer only, and add them to ``given``; False when no
-        message is here.
+        """Take out the next messages, at most ``most``, and add them to ``given`` as one; False when no message is
+        here. They may be of several answers, but of one connection.
 
         ``given`` has them before they leave the stock, so an interrupted caller loses nothing: it puts them back
         (`put_back`). A message whose lease has ended is not handed out.
         """
         with self._lock:
-            while (shelf := self._first(now)) is not None:
-                end = min(shelf.row + most, shelf.count)
-                given.append(shelf.pulled if end - shelf.row == shelf.count else shelf.rest.cut(most)[0])
-                if self._closed:
-                    given.clear()
+            first = self._first(now)
+            if first is None:
+                return False
+            taken, ends = first.upto(most)
+            leaving = [(first, ends)]
+            left = most - (ends - first.row)
+            for shelf in islice(list(self._shelves), 1, None) if left else ():
+                if not left or shelf.pulled.incarnation != taken.incarnation or now >= shelf.pulled.lease_ends:
                     break
-                shelf.row = end
-                return True
-            return False
+                more, ends = shelf.upto(left)
+                taken = taken.joined(more)
+                leaving.append((shelf, ends))
+                left -= ends - shelf.row
+            given.append(taken)
+            if self._closed:
+                given.clear()
+                return False
+            for shelf, ends in leaving:
+                shelf.row = ends
+            return True
 
     def put_back(self, pulled: Pulled, now: float) -> None:
-        """Take back messages that did not reach their caller: they are the next to be handed out."""
+        """Take back messages that did not reach their caller: they are the next to be handed out. Those that have not
+        left yet are still here.
+        """
         with self._lock:
             first = self._first(now)
-            if first is None or first.rest.parts[0].pull_first != pulled.parts[0].pull_first:
+            if first is not None and first.pulled.incarnation == pulled.incarnation:
+                here = first.rest.parts[0].pull_first
+                at = next((at for at, part in enumerate(pulled.parts) if part.pull_first == here), len(pulled.parts))
+                pulled = pulled._replace(parts=pulled.parts[:at])
+            if pulled.parts:
                 self._shelves.appendleft(_Shelf(pulled, now))
 
     def give_back_older(self, put_before: float) -> Handles | None:
@@ -494,6 +512,11 @@ class _Shelf(Generic[Batch]):
     def left(self) -> int:
         """How many messages."""
         return self.count - self.row
+
+    def upto(self, most: int) -> tuple[Pulled, int]:
+        """The next messages, at most ``most``, and the row behind them."""
+        end = min(self.row + most, self.count)
+        return (self.pulled if end - self.row == self.count else self.rest.cut(most)[0]), end
 
     @property
     def rest(self) -> Pulled:

@@ -18,7 +18,7 @@ def view(headers: bytes) -> MessageView:
     part = DispatchPart(1, 1, 1, 0, 0, 0, 0)
     packed = [b"\x81\xa1a\xa1b", headers, b""]
     data = messages([b"x", b"order 42", b"y"], headers=packed, sequences=range(3), kind=BatchKind.DISPATCH, part=part)
-    pulled = Pulled("orders", 1, (PulledPart(parse(data), range(3), 0, 1),), 5_000, 0.0)
+    pulled = Pulled("orders", 1, (PulledPart(parse(data), range(3), 0, 1, received_at_ms=5_000),), 0.0)
     return MessageView(MessageColumns(pulled), 1)
 
 

@@ -19,7 +19,7 @@ from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnId, DispatchPart
 from delayd.client.asking.messages import GET, Joined, Kind, Numbers, Row
 from delayd.client.instants import HORIZON_MS, Horizon, monotonic_s, monotonic_us, wish, wish_column
-from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
+from delayd.client.pulling.message import MessageColumns, MessageView, Pulled, PulledPart
 from delayd.client.pulling.stock import AHEAD_S, BATCH_S, HOLD_S, ONE_AHEAD_S, Borrowed, Pace, Stock
 from delayd.client.routing import LAST_MS, Groups, MetaView, RetryWaits, ServerAddress, ServerLink, spread_ms
 from delayd.client.sending.outbox import SendSlots
@@ -185,7 +185,7 @@ def pulled(first: int, count: int, lease_ends: float = FAR) -> Pulled:
         (ColumnId.BODY_END, ends),
     ]
     encoded = encode(BatchKind.DISPATCH, DispatchPart(1, 1, 1, 0, 0, 0, 0), count, columns, [table, bodies], 1)
-    return Pulled("a", 7, (PulledPart(parse(encoded, 0), range(count), first, 1),), 0, lease_ends)
+    return Pulled("a", 7, (PulledPart(parse(encoded, 0), range(count), first, 1),), lease_ends)
 
 
 def stock(*answers: Pulled) -> Stock[MessageColumns]:
@@ -226,6 +226,42 @@ def test_what_was_taken_and_did_not_arrive_is_the_next_again_and_only_once() -> 
     assert [next_of(made) for _ in range(4)] == [10, 11, 12, None]
     made.put_back(pulled(12, 1), 0.0)
     assert (made.count, taken(made, 9)) == (1, [12])
+
+
+def test_a_take_joins_the_answers_of_one_connection() -> None:
+    made = stock(pulled(10, 3), pulled(20, 2), pulled(30, 4), pulled(40, 1)._replace(incarnation=8))
+    assert (taken(made, 4), made.count) == ([10, 11, 12, 20], 6)
+    assert (taken(made, 9), taken(made, 9), taken(made, 9)) == ([21, 30, 31, 32, 33], [40], [])
+    given: list[Pulled] = []
+    made = stock(pulled(10, 1, lease_ends=9.0), pulled(11, 1, lease_ends=5.0))
+    made.take(9, 4.0, given)
+    assert (given[0].message_count, given[0].lease_ends) == (2, 5.0)
+    made = stock(pulled(10, 1, lease_ends=9.0), pulled(11, 1, lease_ends=5.0), pulled(12, 1))
+    assert (taken(made, 9, 6.0), taken(made, 9, 6.0)) == ([10], [12])
+
+
+def test_messages_of_joined_answers_are_as_late_as_their_own_answer_was() -> None:
+    answers = [pulled(10 * number, 2) for number in (1, 2)]
+    first, second = (
+        answer._replace(parts=(answer.parts[0]._replace(received_at_ms=at_ms),))
+        for answer, at_ms in zip(answers, (3, 50), strict=True)
+    )
+    columns = MessageColumns(first.joined(second))
+    assert columns.late_ms.tolist() == [3, 3, 50, 50]
+    assert [MessageView(columns, row).late_ms for row in range(4)] == [3, 3, 50, 50]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_an_interrupted_take_of_several_answers_loses_nothing_and_repeats_nothing(left: int) -> None:
+    made = stock(pulled(10, 3), pulled(20, 2), pulled(30, 4))
+    given: list[Pulled] = []
+    made.take(7, 0.0, given)
+    (whole,) = given
+    # The interrupt came when so many of the answers had left; the others are still here.
+    made = stock(*[pulled(10, 3), pulled(20, 2), pulled(30, 4)][left:])
+    made.put_back(whole, 0.0)
+    made.put_back(whole, 0.0)
+    assert [next_of(made) for _ in range(10)] == [10, 11, 12, 20, 21, 30, 31, 32, 33, None]
 
 
 @pytest.mark.parametrize("threads", [2, 5])
