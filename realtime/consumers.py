@@ -108,6 +108,7 @@ class Consumers:
         ahead = need_u32(head, "ahead") if "ahead" in head else 0
         max_messages = need_int(head, "max_messages", 1)
         max_bytes = min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max)
+        stands = "stands" in head and need_bool(head, "stands")
         need_str(head, "consumer")
         in_flight_max = need_u32(head, "in_flight_max") if "in_flight_max" in head else None
         beginning = FROM_EARLIEST if FIELDS.isdisjoint(head) else beginning_of(head)
@@ -143,6 +144,7 @@ class Consumers:
                 deadline_ms=self._clock.monotonic_ms() + wait_ms,
                 incarnation=self._pulls.incarnation_of(peer),
                 ahead=ahead,
+                stands=stands and ahead > 0,  # Empty hands have their place by arrival, so they ask again.
                 window_ms=window_ms,
                 was=was,
             )

@@ -3,19 +3,23 @@
 Consumers with *empty hands*, which hold no message that they could work on, come first, in order of arrival; then come
 those that fetch ahead.
 
-Invariant: a PULL is answered once, with messages, without any, or with an error, or its connection has ended; then it
-is in no queue.
+A PULL that *stands* is answered with messages again and again, until it has got as many as it asked for, or its time
+is over. Only a consumer that fetches ahead may have one. It goes behind the others of its kind after each answer.
+
+Invariant: a PULL is ended once, with messages, without any, or with an error, or its connection has ended; then it is
+in no queue.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from delayd.batch.columns import Buffer
 from delayd.errors import DelaydError, Rebuilding, SlowDown
 from delayd.machine.alarms import DueHeap
 from delayd.machine.clock import Clock
@@ -50,6 +54,7 @@ class Waiting:
     """A PULL that waits for messages; ``deadline_ms`` is monotonic.
 
     ``ahead`` counts the messages that its consumer has and has not handed to a handler; with 0 its hands are empty.
+    ``max_messages`` and ``max_bytes`` are of all its answers: each one that it gets leaves less.
     """
 
     group: Group | Subscription
@@ -61,7 +66,8 @@ class Waiting:
     deadline_ms: int
     incarnation: int
     ahead: int = 0
-    answered: bool = False
+    stands: bool = False  # Whether it may be answered several times.
+    answered: bool = False  # It has ended.
     window_ms: int = 0  # Of a consumer that wants to lead its group; 0: of one that shares it.
     was: frozenset[int] = frozenset()  # The incarnations that such a consumer had on connections before.
 
@@ -118,6 +124,13 @@ class Polls:
         else:
             self._empty_handed[waiting] = None
             self.wanted += waiting.max_messages
+
+    def served(self, waiting: Waiting, messages: int, size_bytes: int) -> None:
+        """A PULL that stands was answered, and waits on behind the others."""
+        waiting.max_messages -= messages
+        waiting.max_bytes -= size_bytes
+        waiting.ahead = messages  # The consumer has no time to say more exactly what it has left.
+        self.ahead.move_to_end(waiting)
 
     def remove(self, waiting: Waiting) -> None:
         """Remove a PULL."""
@@ -192,6 +205,16 @@ class WaitingPulls:
         if unfinished or waiting.group.is_joining:
             head["unfinished"] = True
         self.end(waiting).answer(waiting.request_id, head)
+
+    def goes_on(self, waiting: Waiting, messages: int, batches: Sequence[Buffer]) -> bool:
+        """Whether a PULL that stands waits on when it gets these messages; then it is queued for the rest."""
+        size_bytes = sum([len(batch) for batch in batches])
+        if messages >= waiting.max_messages or size_bytes >= waiting.max_bytes:
+            return False
+        if waiting.deadline_ms <= self._clock.monotonic_ms():
+            return False
+        waiting.group.waiting.served(waiting, messages, size_bytes)
+        return True
 
     def head(self, waiting: Waiting, parts: list[list[int]], now_ms: int, wanted: int | None = None) -> Head:
         """The head of a PULL's answer; without ``wanted`` this consumer is told all that the group's others want."""

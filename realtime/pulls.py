@@ -559,19 +559,26 @@ class Pulls:
                     batches.append(part.batch)
                 self.counters[part.passed or "pulled"] += part.rows
                 answered_first += part.rows
-            waiting = plan.waiting
-            peer = self.waiting.end(waiting)
-            head = self.waiting.head(waiting, rows, now_ms)
-            if isinstance(waiting.group, Subscription):
-                head["subjects"] = [
-                    [group.front.subject.name, len([part for part in of_group if not part.passed])]
-                    for group, of_group in plan.picked
-                ]
-            if waiting.window_ms or any(group.window.order is not None for group, _ in plan.picked):
-                # Nobody begins with a message while a power cut could still undo what set it free (rules Q8, Q9).
-                self._log.when_durable(partial(peer.answer, waiting.request_id, head, batches))
-            else:
-                peer.answer(waiting.request_id, head, batches)
+            self._give(plan, rows, batches, now_ms)
+
+    def _give(self, plan: Planned, rows: list[list[int]], batches: list[Buffer], now_ms: int) -> None:
+        """Answer a PULL with messages; the pull log has their entries."""
+        waiting = plan.waiting
+        head = self.waiting.head(waiting, rows, now_ms)
+        if isinstance(waiting.group, Subscription):
+            head["subjects"] = [
+                [group.front.subject.name, len([part for part in of_group if not part.passed])]
+                for group, of_group in plan.picked
+            ]
+        # Nobody begins with a message while a power cut could still undo what set it free (rules Q8, Q9).
+        waits = waiting.window_ms > 0 or any(group.window.order is not None for group, _ in plan.picked)
+        # What waits for the disk is the last answer, or another one could overtake it.
+        stands = waiting.stands and not waits and self.waiting.goes_on(waiting, sum([row[2] for row in rows]), batches)
+        peer = waiting.peer if stands else self.waiting.end(waiting)
+        if waits:
+            self._log.when_durable(partial(peer.answer, waiting.request_id, head, batches))
+        else:
+            peer.answer(waiting.request_id, head, batches, more=stands)
 
     def _check_held(self, group: Group) -> None:
         # No group holds more than it leaves to others: the first that fills up takes a half, the next a quarter.

@@ -135,6 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         # Type and body bytes of requests that this side has not answered or has held back.
         self._asked: dict[int, tuple[int, int]] = {}
         self._asked_bytes = 0
+        self._standing: set[int] = set()  # Those that were answered, and may be again: no answer is owed now.
         self._serves = False  # Requests go one way on a connection, so a side that has received one only answers.
         self._reading = True
         self._read_on_due = False
@@ -206,8 +207,8 @@ class Connection(asyncio.BufferedProtocol):
         *,
         now: bool = False,
     ) -> int:
-        """Ask without a future: `on_answer` is called with each frame of the answer, or once with an error. Only a
-        HELLO's answer may have several frames.
+        """Ask without a future: `on_answer` is called with each frame of the answer, or once with an error. Only
+        the answers of a HELLO and of a PULL may have several frames.
 
         Returns the request id for `forget`. The time limit is for the whole answer. On a connection that has ended the
         error comes at the next turn of the loop. The body's buffers must not change until the answer has come. With
@@ -407,6 +408,7 @@ class Connection(asyncio.BufferedProtocol):
         self._calls.end_all(self._ending or closed_here)
         self._writer.detach()
         self._asked.clear()
+        self._standing.clear()
         self._drop_unfinished()
         self._drop_untaken()
         if self._handler is not None:
@@ -447,7 +449,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         frame_type, body_bytes = self._asked[request_id]
-        if not flags & MORE:
+        if flags & MORE:
+            self._standing.add(request_id)
+        else:
+            self._standing.discard(request_id)
             del self._asked[request_id]
             self._asked_bytes -= body_bytes
             if not self._reading:
@@ -465,7 +470,7 @@ class Connection(asyncio.BufferedProtocol):
             pieces = encode_frame(frame_type, request_id, error_head(error), (), ANSWER | ERROR)
         # The last answer that is owed leaves at once: the end of the turn may be far, because others are served in
         # between.
-        self._writer.write(pieces, now=not self._asked and not self._reader.may_have_next)
+        self._writer.write(pieces, now=len(self._asked) == len(self._standing) and not self._reader.may_have_next)
         if not self._writer.writable:
             self._count_untaken()
 

@@ -278,10 +278,11 @@ class RequestType(IntEnum):
         Terms(
             (REALTIME,),
             f"{WHOSE} max_messages:1..int max_bytes:1..int wait_ms:int lease_ms:0..43200000 consumer:str ahead?:u32 "
-            f"{BEGINNING} exclusive_ms?:1000..600000 was?:[u64] in_flight_max?:u32",
+            f"{BEGINNING} exclusive_ms?:1000..600000 was?:[u64] in_flight_max?:u32 stands?:bool",
             "log_id:u64 incarnation:u64 parts:[part] now_ms:instant wanted:int unfinished?:bool subjects?:[named]",
             fenced=True,
             cost=Cost.HEAVY,
+            in_frames=True,
         ),
     )
     ACK = 41, Terms((REALTIME,), f"{WHOSE} {HANDLES}", STALE, fenced=True, has_lists=True)

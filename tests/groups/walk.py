@@ -456,7 +456,7 @@ class Walk:
 
     def _ask(self, asked: Asked, wait_ms: int) -> None:
         subject, group = asked.name
-        head = pull_head(group, subject, asked.most, 1 << 20, wait_ms, asked.lease_ms, asked.ahead)
+        head = pull_head(group, subject, asked.most, 1 << 20, wait_ms, asked.lease_ms, asked.ahead, stands=asked.waits)
         if self.ordered:
             head["ordered"] = True
         if bound := self.bounds[asked.name]:
@@ -581,8 +581,11 @@ class Walk:
             if found is None:
                 left.append(asked)
                 continue
-            ((head, body),) = found
-            self._given(asked, head, body)
+            for head, body in found:
+                self._given(asked, head, body)
+                asked = asked._replace(most=asked.most - sum(part[2] for part in need_rows(head, "parts", 4)))
+            if asked.request_id in asked.peer.going_on:
+                left.append(asked)
         self.asked = left
 
     def _given(self, asked: Asked, head: Head, body: bytes) -> None:

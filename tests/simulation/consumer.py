@@ -14,7 +14,7 @@ from typing import NamedTuple
 from delayd.batch.batch import parse
 from delayd.batch.columns import ColumnId
 from delayd.errors import DelaydError, ServerUnavailable
-from delayd.wire.frame import Frame, Head
+from delayd.wire.frame import MORE, Frame, Head
 from delayd.wire.heads import (
     need_int,
     need_rows,
@@ -145,6 +145,7 @@ class Consumer:
             "wait_ms": wait_ms,
             "lease_ms": self._random.choice((300, 2_000)),
             "consumer": self.name,
+            "stands": True,
         }
         self.pulling = True
         self._last_pull += 1
@@ -216,7 +217,7 @@ class Consumer:
         assert line is not None
 
         def answered(answer: Frame | DelaydError) -> None:
-            if pull is not None:
+            if pull is not None and not (isinstance(answer, Frame) and answer.flags & MORE):
                 unanswered.discard(pull)
                 if line is self._line:
                     self.pulling = False

@@ -32,6 +32,7 @@ class SimPeer:
 
     answers: dict[int, list[tuple[Head, bytes]]] = field(default_factory=dict)
     errors: dict[int, DelaydError] = field(default_factory=dict)
+    going_on: set[int] = field(default_factory=set)  # Requests whose last answer said that more follow.
     closed: bool = False
     last_id: int = 0
 
@@ -39,9 +40,12 @@ class SimPeer:
         self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), *, more: bool = False
     ) -> None:
         self.answers.setdefault(request_id, []).append((dict(head), b"".join(body)))
+        (self.going_on.add if more else self.going_on.discard)(request_id)
 
     def answer_error(self, request_id: int, error: DelaydError) -> None:
-        assert request_id not in self.answers and request_id not in self.errors
+        assert request_id not in self.errors
+        assert request_id in self.going_on or request_id not in self.answers
+        self.going_on.discard(request_id)
         self.errors[request_id] = error
 
     @property
@@ -230,6 +234,7 @@ def pull_head(
     wait_ms: int = 0,
     lease_ms: int = 30_000,
     ahead: int | None = None,
+    stands: bool | None = None,
 ) -> Head:
     head: Head = {
         "subject": subject,
@@ -240,7 +245,8 @@ def pull_head(
         "lease_ms": lease_ms,
         "consumer": "test",
     }
-    return head if ahead is None else head | {"ahead": ahead}
+    told: Head = {"ahead": ahead, "stands": stands}
+    return head | {name: value for name, value in told.items() if value is not None}
 
 
 def ready_world(*bodies: list[bytes], **settings: int) -> tuple[World, SimPeer]:

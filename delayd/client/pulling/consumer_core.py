@@ -431,14 +431,16 @@ class ConsumerCore(OnLoop, Generic[Batch]):
         if self.closed:
             self._too_late += pulled.handles
             return
+        now = self._lease_now()
+        is_behind = self._pace.is_behind(now, self._stock.oldest)
         self._pace.fetched()
-        self._stock.put(pulled, self._lease_now())
+        self._stock.put(pulled, now)
         self._give_back_surplus()
         target, size = self._ahead_of(1)
         if self._iterates:
             self._enough = target - size
-        if target < size:
-            # The caller is busy with these for a while, so no other server keeps messages for it.
+        if is_behind or target < size:
+            # The caller is busy with these for a while, so no server gives or keeps more messages for it.
             self._source.withdraw()
         if self._watch is None:
             self._watch = self._loop.call_later(self._pace.hold_s, self._look_after)

@@ -47,7 +47,7 @@ from delayd.errors import (
 from delayd.net.calls import OnAnswer
 from delayd.net.connection import Connection
 from delayd.wire.consuming import AtInstant, End, position_value
-from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.frame import MORE, Frame, Head, HeadValue
 from delayd.wire.heads import (
     PART_MOST,
     need_bool,
@@ -147,7 +147,7 @@ ANSWER_MS_MAX = 10_000.0  # A server may take this much longer than the PULL ask
 # How long a close waits for the answer to a PULL that it ends, because the answer may hold messages.
 END_MS_MAX = 1_000.0
 
-OnEnd = Callable[[Frame | DelaydError, int], None]
+OnAnswered = Callable[[Frame | DelaydError, int], None]
 """Called with the answer or the error, and when it was asked for (monotonic us)."""
 
 
@@ -164,7 +164,7 @@ class PullLane:
         standing: Callable[[], Connection | None],
         connection: Callable[[], Awaitable[Connection]],
         settings: ConsumerSettings,
-        on_end: OnEnd,
+        on_answer: OnAnswered,
     ) -> None:
         self._names = names
         self._terms = terms
@@ -172,7 +172,7 @@ class PullLane:
         self._connection = connection
         self._timeout_s = settings.timeout_ms / 1000
         self._unreached_s = settings.unreached_s
-        self._on_end = on_end
+        self._on_answer = on_answer
         self._loop = asyncio.get_running_loop()
         self.trouble: DelaydError | None = None  # Why the last try failed; None once one is answered.
         self._asked: _Asked | None = None
@@ -197,7 +197,8 @@ class PullLane:
         assert self._asked is None, "one PULL at a time"
         head: Head = {**self._terms, "max_messages": most, "wait_ms": wait_ms}
         if ahead:
-            head["ahead"] = ahead
+            # Of what is fetched ahead each answer may bring a piece, so it needs no request of its own.
+            head["ahead"], head["stands"] = ahead, True
         asked = self._asked = _Asked(head, wait_ms, self._loop.time() + self._timeout_s)
         connection = self._standing()
         if connection is not None:
@@ -255,8 +256,10 @@ class PullLane:
         if isinstance(answer, DelaydError):
             self._failed(asked, answer)
         else:
-            self._asked = self.trouble = None
-            self._on_end(answer, asked.asked_us)
+            self.trouble = None
+            if not answer.flags & MORE:
+                self._asked = None
+            self._on_answer(answer, asked.asked_us)
 
     def _failed(self, asked: _Asked, error: DelaydError) -> None:
         asked.connection = None
@@ -270,7 +273,7 @@ class PullLane:
                 self._try_in(asked, wait_s)
                 return
         self._asked = None
-        self._on_end(error, asked.asked_us)
+        self._on_answer(error, asked.asked_us)
 
     def _try_in(self, asked: _Asked, wait_s: float) -> None:
         self._trying = self._loop.create_task(self._try(asked, wait_s))

@@ -105,6 +105,12 @@ class Pace:
         self._count = 1
         self._handed_at = now
 
+    def is_behind(self, now: float, put_at: float | None) -> bool:
+        """Whether a message that was fetched ahead at ``put_at``, and is still here, shows that the caller has become
+        slower.
+        """
+        return put_at is not None and now - put_at > self._ahead_s
+
     def fetched(self) -> None:
         """Messages came: the next fetch may be larger."""
         self._limit = min(self._limit * GROWTH, LIMIT_MAX)

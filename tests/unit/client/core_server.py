@@ -41,7 +41,9 @@ class Tapped:
     def answer(
         self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), *, more: bool = False
     ) -> None:
-        head, body = self._server.told(self.asked.pop(request_id), dict(head), body)
+        head, body = self._server.told(self.asked[request_id], dict(head), body)
+        if not more:
+            del self.asked[request_id]
         self._connection.answer(request_id, head, body, more=more)
 
     def answer_error(self, request_id: int, error: DelaydError) -> None:

@@ -149,6 +149,44 @@ def test_rule_Q4_half_of_what_others_wait_for_goes_to_them_unless_it_is_done_at_
     on_steady_loop(scenario)
 
 
+def test_what_is_fetched_ahead_needs_no_pull_for_each_answer() -> None:
+    async def scenario(world: World) -> None:
+        async with default_consumer(world) as consumer:
+            add_messages(world, 100)
+            got = [await anext(consumer) for _ in range(100)]
+            await until(lambda: world.realtime.waiting() == 1)
+            before = world.realtime.pulls()
+            for number in range(100, 300):
+                world.realtime.add(b"%d" % number)
+                got.append(await anext(consumer))
+            assert world.realtime.pulls() - before < 20
+            for message in got:
+                await message.ack(wait=False)
+        assert (world.realtime.acked, world.realtime.returned) == (list(range(300)), [])
+
+    on_steady_loop(scenario)
+
+
+def test_rule_Q4_a_caller_that_has_become_slow_gets_no_more() -> None:
+    async def scenario(world: World) -> None:
+        async with default_consumer(world, timedelta(seconds=60)) as consumer:
+            add_messages(world, 100)
+            for _ in range(100):
+                await (await anext(consumer)).ack(wait=False)
+            await consumer.flush()
+            await until(lambda: world.realtime.waiting() == 1)
+            world.realtime.add(b"a")
+            await until(lambda: len(world.realtime.held) == 1)
+            await asyncio.sleep(0.3)
+            world.realtime.add(b"b")
+            await until(lambda: not world.realtime.waiting())
+            world.realtime.add(b"c")
+            await asyncio.sleep(0.05)
+            assert len(world.realtime.held) == 2
+
+    on_steady_loop(scenario)
+
+
 def test_rule_Q4_a_cancelled_pull_loses_nothing() -> None:
     async def scenario(world: World) -> None:
         async with default_consumer(world, timedelta(seconds=60)) as consumer:

@@ -58,13 +58,31 @@ def test_rule_E1_an_answer_of_several_frames_to_any_other_request_is_one_error()
 
         client = await loopback.pair(Echo(in_parts))
         for kind in RequestType:
-            if kind is RequestType.HELLO:
+            if kind.terms.in_frames:
                 continue
             heard: list[Frame | DelaydError] = []
             client.call(kind, {}, (), heard.append)
             assert isinstance(await error_of(client.request(kind, {})), ConnectionLost)
             (answer,) = heard
             assert isinstance(answer, ConnectionLost) and answer.sent
+
+    on_loop(scenario)
+
+
+def test_a_request_that_may_be_answered_again_keeps_no_answer_back() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        kept_back: list[int] = []
+
+        def serve(connection: Connection, frame: Frame) -> None:
+            connection.answer(frame.request_id, {}, more=frame.type == RequestType.PULL)
+            kept_back.append(connection.buffered_bytes)
+
+        client = await loopback.pair(Echo(serve))
+        heard: list[Frame | DelaydError] = []
+        client.call(RequestType.PULL, {}, (), heard.append)
+        await until(lambda: bool(heard))
+        await client.request(RequestType.PING, {})
+        assert kept_back == [0, 0]
 
     on_loop(scenario)
 

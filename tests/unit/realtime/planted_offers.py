@@ -79,6 +79,6 @@ PLANTED: Bugs = {
         Patch(recovery, "set_back", changed(recovery.set_back, "own.append(", "len("))
     ],
     "L2: an ordered group gets what is not durable": [
-        Patch(Pulls, "_answer", changed(Pulls._answer, "group.window.order is not None", "False"))
+        Patch(Pulls, "_give", changed(Pulls._give, "group.window.order is not None", "False"))
     ],
 }
