@@ -1,4 +1,4 @@
-"""Kernel: pieces of hot paths that the optional package `delayd-kernel` has compiled (docs/performance.md, The kernel).
+"""Kernel: pieces of hot paths that the optional package `delayd-kernel` has compiled (docs/kernel.md).
 
 Invariant: a compiled piece returns the same bytes as its twin here, and raises nothing where the twin does not. So
 everything works without the package, and callers can't tell which of the two runs.

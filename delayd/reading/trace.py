@@ -531,8 +531,6 @@ class _Pulled:
     """What groups did with one message: the steps, how it lives on, and what each group that is there did last."""
 
     def __init__(self, target: int, subject: str, consume: int, claimed_at_ms: int) -> None:
-        self.steps: list[Step] = []
-        self.lives: list[_NextLife] = []
         self.is_cut = False  # Whether a checkpoint has removed the beginning of the log.
         self._target = target
         self._subject = subject
@@ -542,6 +540,18 @@ class _Pulled:
         self._last: dict[int, str] = {}  # By group; "" of one that gets the message and has not pulled it.
         self._held: set[tuple[int, int]] = set()  # Group and pull sequence of each time that it was given out.
         self._unknown: set[int] = set()
+        self._steps: list[tuple[int, Step]] = []  # Each with its group.
+        self._lives: list[tuple[int, _NextLife]] = []
+
+    @property
+    def steps(self) -> list[Step]:
+        """What groups did with it, in the order of the log."""
+        return [step for _, step in self._steps]
+
+    @property
+    def lives(self) -> list[_NextLife]:
+        """How it lives on, by the decisions of groups."""
+        return [life for _, life in self._lives]
 
     @property
     def last(self) -> list[tuple[str, str]]:
@@ -581,23 +591,29 @@ class _Pulled:
             self._entry(record, held, path, position)
 
     def _step(self, group_id: int, what: str, at_ms: int, path: str, position: int, detail: str = "") -> None:
-        self.steps.append(Step(what, at_ms, path, position, f"group {self._names[group_id][1]}{detail}"))
+        detail = f"group {self._names[group_id][1]}{detail}"
+        self._steps.append((group_id, Step(what, at_ms, path, position, detail)))
         self._last[group_id] = what
 
     def _set_back(self, record: GroupSetBack, held: set[int], path: str, position: int) -> None:
-        # A power cut took what had this number before (rule L2), so the group has not come to this message.
+        # A power cut took what had this number before (rule L2), and what the group did and decided with it. That may
+        # have been another message, so nothing else is told.
         group_id = record.group_id
         if record.next <= self._consume and self._names[group_id][0] == self._subject:
             self._held -= {(group_id, at) for at in held}
-            detail = f"group {self._names[group_id][1]} was set back"
-            self.steps += [Step("let go", None, path, position, detail)] * len(held)
+            had = any(own == group_id for own, _ in self._steps)
+            self._steps = [pair for pair in self._steps if pair[0] != group_id]
+            self._lives = [pair for pair in self._lives if pair[0] != group_id]
             self._last[group_id] = ""
+            if had:
+                detail = f"group {self._names[group_id][1]} was set back behind what had this number before"
+                self._steps.append((group_id, Step("let go", None, path, position, detail)))
 
     def _let_go(self, record: GroupMoved | GroupDeleted, held: set[int], path: str, position: int) -> None:
         group_id, is_move = record.group_id, isinstance(record, GroupMoved)
         self._held -= {(group_id, at) for at in held}
         detail = f"group {self._names[group_id][1]} was {'moved' if is_move else 'deleted'}"
-        self.steps += [Step("let go", None, path, position, detail)] * len(held)
+        self._steps += [(group_id, Step("let go", None, path, position, detail))] * len(held)
         known = self._last.pop(group_id, "")
         # A group that was moved back gets the message again, also when it has acknowledged it.
         if (
@@ -614,7 +630,7 @@ class _Pulled:
         self._step(record.group_id, what, record.at_ms, path, position, f"{detail}{why}")
         is_first = parse_retry_subject(self._subject) is None
         again = retry_subject(self._target, record.group_id) if is_first else self._subject
-        self.lives.append(_NextLife(record.origin, again, row.due_ms, bool(row.reason)))
+        self._lives.append((record.group_id, _NextLife(record.origin, again, row.due_ms, bool(row.reason))))
 
     def _entry(self, entry: PullEntry, held: set[int], path: str, position: int) -> None:
         group_id = entry.group_id
