@@ -58,7 +58,7 @@ class Callers:
     """All of them, over all lives of the delay server."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.keys = KeyBooks()
+        self.keys = KeyBooks(cluster.hidden_hours)
         self._cluster = cluster
         self._asked: set[int] = set()  # Rows that somebody wanted cancelled by their receipts.
         self._asked_names: set[Name] = set()  # Names of which somebody wanted the newest row cancelled.
@@ -215,11 +215,13 @@ class Callers:
             self._is_forgotten(question, row, what)
         else:
             assert state in UNDECIDED, f"{what}, and nobody gave it up"
+            hidden = hour_of_ms(_filed_ms(row)) in self._cluster.hidden_hours()
+            assert sequence not in outside.cancelled or hidden, f"{what}, which has ended"
 
     def _is_forgotten(self, question: _Question, row: np.void, what: str) -> None:
         """A message is unknown when its hour was sealed, and its logs are deleted."""
         cluster = self._cluster
-        filed_ms = int(max(row["deliver_at_ms"], row["accepted_at_ms"]))
+        filed_ms = _filed_ms(row)
         if question.name is not None and row["sequence"] == NO_ROW:
             known, _, filed_ms = self.keys.newest(cluster.world.outside, question.name)
             if question.sequence == NO_ROW or known > question.sequence:
@@ -234,6 +236,11 @@ class Callers:
         self._cluster.checks.read_logs()
         targets = self._cluster.world.outside.targets.values()
         return {sequence for target in targets for kept in target.log for sequence in kept.sequences}
+
+
+def _filed_ms(row: np.void) -> int:
+    """The instant that says in which hour a row is filed."""
+    return int(max(row["deliver_at_ms"], row["accepted_at_ms"]))
 
 
 def _asked(names: list[Name], wanted_at_ms: Int64s | None = None) -> Batch:

@@ -184,11 +184,19 @@ class Cluster:
         """The hours that the delay server's state names."""
         return hours_of((self.world if self.delay_up else self.remains).state)
 
+    def hidden_hours(self) -> frozenset[int]:
+        """The hours whose logs at the delay server could not be read as they were written, at some time so far."""
+        return self.delay_damages.hidden_hours(self._delay_disk)
+
     def mend(self) -> None:
         """Put all files back as they were."""
-        self.delay_damages.mend(self.world.disk if self.delay_up else self.remains.disk)
+        self.delay_damages.mend(self._delay_disk)
         for side in self.sides:
             side.damages.mend(side.disk)
+
+    @property
+    def _delay_disk(self) -> MemoryDisk:
+        return self.world.disk if self.delay_up else self.remains.disk
 
     # Lives.
 
@@ -289,11 +297,11 @@ class Cluster:
                 assert side.life is not None
                 self._tell(f"{side.name} starts: epoch {side.life.server.epoch}")
                 if side.lost_power:
-                    self._lose_what_was_given(side)
+                    self._lose_what_was_given(side, side.life.server.epoch)
                 return
         raise AssertionError(f"{side.name} does not start in {START_TRIES} tries")
 
-    def _lose_what_was_given(self, side: RealtimeSide) -> None:
+    def _lose_what_was_given(self, side: RealtimeSide, life: int) -> None:
         """Others get the consume sequences of what consumers had before its fsync (rule L2)."""
         side.lost_power = False
         ends: Counter[bytes] = Counter()
@@ -301,7 +309,7 @@ class Cluster:
             ends[kept.subject] += len(kept.bodies)
         for books in self.books:
             if books.log_id == side.log_id:
-                books.lose(ends[books.subject])
+                books.lose(ends[books.subject], life)
 
     def bury(self) -> None:
         """Whoever's disk has crashed, or who stopped by itself, is dead: before anybody else ends it in another way.

@@ -43,6 +43,7 @@ class GroupBooks:
     older: set[bytes] | None = None  # What was there when the group was answered first; None: there is no group yet.
     tried: set[int] = field(default_factory=set)  # Consume sequences for which an acknowledgement was sent.
     acknowledged: dict[int, Name] = field(default_factory=dict)  # The pull whose acknowledgement counted.
+    lost: dict[int, int] = field(default_factory=dict)  # From where on power cuts took messages, by the life after it.
 
     def owed(self, bodies: Iterable[bytes], *, removed: bool) -> set[bytes]:
         """Which of these must yet be given: retention may have decided on some before there was a group."""
@@ -51,8 +52,11 @@ class GroupBooks:
             return set() if self.older is None else owed - self.older
         return owed
 
-    def lose(self, end: int) -> None:
-        """A power cut took what was given from this consume sequence on: nobody heard that it was acknowledged."""
+    def lose(self, end: int, life: int) -> None:
+        """A power cut before a life took what was given from this consume sequence on: nobody heard that it was
+        acknowledged.
+        """
+        self.lost[life] = end
         told = {sequence for sequence in self.acknowledged if sequence >= end}
         assert not told, f"acknowledged, and a power cut took it: consume sequences {sorted(told)[:5]}"
         lost = [sequence for sequence in self.given if sequence >= end]
@@ -60,7 +64,9 @@ class GroupBooks:
         self.tried.difference_update(lost)
 
     def give(self, sequence: int, body: bytes, name: Name) -> None:
-        """A message has come."""
+        """A message has come; an answer from before a power cut may come after it, with what the cut has taken."""
+        if any(name[0] < life and sequence >= end for life, end in self.lost.items()):
+            return
         self.bodies.add(body)
         known = self.given.setdefault(sequence, body)
         assert known == body, f"consume sequence {sequence} was {known!r}, then {body!r}"

@@ -9,7 +9,7 @@ from delayd.hours import NAME_DIGITS, hour_from_name
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk, Misread
 from tests.simulation.cluster import HOUR_MS, LOSSES
-from tests.simulation.damage import Damage, Flipped, Gone, file_of, files_of
+from tests.simulation.damage import Damage, Damages, Flipped, Gone, file_of, files_of
 from tests.simulation.delay_side import NAME
 from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeSide
@@ -48,7 +48,7 @@ class DamageScenarios(Parts):
         reads = self.random.choice((1, 1, 3, LASTING))
         self.tell(f"     {reads} reads of {part} at {side.name} fail")
         self.cluster.damaged = True
-        side.disk.faults.fail_reads[part] = reads
+        side.damages.fail_reads(side.disk, part, reads)
         self._work_at(side)
         if self.chance(0.5):
             side.disk.faults.fail_reads.clear()
@@ -103,7 +103,7 @@ class DamageScenarios(Parts):
             return
         self.tell(f"     {reads} reads of {part} at {NAME} fail")
         cluster.damaged = True
-        cluster.world.disk.faults.fail_reads[part] = reads
+        cluster.delay_damages.fail_reads(cluster.world.disk, part, reads)
         self._work_at_delay()
         if self.chance(0.5):
             cluster.mend()
@@ -201,7 +201,7 @@ class DamageScenarios(Parts):
             return
         cluster.delay_dies(self.random.choice((None, *LOSSES)))
         part = self.random.choice(READ_BY_DELAY)
-        self._misread(cluster.remains.disk, part)
+        self._misread(cluster.delay_damages, cluster.remains.disk, part)
         cluster.delay_starts(faults=False)
         cluster.world.disk.faults.misreads.clear()
         self.some_work()
@@ -211,16 +211,16 @@ class DamageScenarios(Parts):
         side = self.steps.side()
         self._work_at(side)
         side.die(self.random.choice((None, *LOSSES)), self.random.randrange(1 << 16))
-        self._misread(side.disk, self.random.choice(READ_BY_REALTIME))
+        self._misread(side.damages, side.disk, self.random.choice(READ_BY_REALTIME))
         self.cluster.side_starts(side, faults=False)
         side.disk.faults.misreads.clear()
         self._work_at(side)
 
-    def _misread(self, disk: MemoryDisk, part: str) -> None:
+    def _misread(self, damages: Damages, disk: MemoryDisk, part: str) -> None:
         which = Misread(self.random.choice((1, 2, 3, 5)), self.random.randrange(1 << 20))
         self.tell(f"     one read of {part} is wrong: {which}")
         self.cluster.damaged = True
-        disk.faults.misreads[part] = which
+        damages.misread(disk, part, which)
 
     def _is_kept(self, hour: int) -> bool:
         """Whether the delay server still has an hour: its retention removes what the published table calls removed."""

@@ -24,7 +24,9 @@ from delayd.errors import (
     Shortage,
     SlowDown,
 )
-from delayd.hours import INSTANT_MS_MAX
+from delayd.hours import INSTANT_MS_MAX, hour_of_ms
+from delayd.log.hour import dispatch_path
+from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done
 from delayd.outcome import MessageState, Reason
 from delayd.testing.clock import START_MS
@@ -43,6 +45,7 @@ from delayd.wire.asked import (
 )
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType
+from tests.memory_files import content, put
 from tests.worlds.delay import ACCEPTED, FOLDER, TARGET_IDS, Answer, World, wanted
 from tests.worlds.key_books import KEEP, REJECT, REPLACE
 
@@ -294,6 +297,31 @@ def test_no_verdict_is_given_while_the_files_of_the_row_that_is_met_can_t_be_rea
     assert all(isinstance(refused[number], SlowDown) for number in numbers[:2])
     world.disk.faults.fail_reads.clear()
     assert world.sent_keyed(wanted(2, 50_000, "second"), [b"cancelled", b"sent"], policy) == [ACCEPTED] * 2
+    end(world)
+
+
+@POLICIES
+def test_a_row_that_was_cancelled_is_met_as_in_flight_while_the_dispatch_log_that_says_so_is_damaged(
+    policy: int,
+) -> None:
+    world = World()
+    world.sent_keyed(wanted(1, 50_000, "first"), [b"a"], REJECT)
+    world.cancel(world.receipts("first"))
+    world.pass_ms(1_000)
+    world.checkpoint()
+    remains = world.remains(PowerLoss.ALL_LOST)
+    path = dispatch_path(FOLDER, hour_of_ms(START_MS))
+    whole = content(remains.disk, path)
+    put(remains.disk, path, whole[:-1] + b"?")
+    world = World(remains)
+    assert ask(world, GET, [b"a"])["state"].tolist() == [MessageState.IN_FLIGHT]
+    number = world.send_keyed(wanted(1, 50_000, "second"), [b"a"], policy)
+    world.pass_ms(6_000)
+    assert world.verdicts(number) == [(Reason.REJECTED if policy == REJECT else Reason.IN_FLIGHT, 1)]
+    put(world.disk, path, whole)
+    world.pass_ms(DAMAGED_AGAIN_MS + 1_000)
+    assert ask(world, GET, [b"a"])["state"].tolist() == [MessageState.CANCELLED]
+    assert world.sent_keyed(wanted(1, 50_000, "third"), [b"a"], policy) == [ACCEPTED]
     end(world)
 
 
