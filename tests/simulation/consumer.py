@@ -63,9 +63,13 @@ class GroupBooks:
         self.bodies -= {self.given.pop(sequence) for sequence in lost}
         self.tried.difference_update(lost)
 
+    def is_lost(self, sequence: int, name: Name) -> bool:
+        """Whether a power cut took a message after it had left for its consumer."""
+        return any(name[0] < life and sequence >= end for life, end in self.lost.items())
+
     def give(self, sequence: int, body: bytes, name: Name) -> None:
         """A message has come; an answer from before a power cut may come after it, with what the cut has taken."""
-        if any(name[0] < life and sequence >= end for life, end in self.lost.items()):
+        if self.is_lost(sequence, name):
             return
         self.bodies.add(body)
         known = self.given.setdefault(sequence, body)
@@ -91,7 +95,7 @@ class Consumer:
         self.name = name
         self.held: list[Held] = []
         self.pulling = False
-        self.returned: set[int] = set()  # Consume sequences that it gave back uncounted, and the server has said so.
+        self.returned: set[Held] = set()  # What it gave back uncounted, and the server has said so.
         self.wanted = 0  # What others want of it, as the last answer to a pull said.
         self.ended = True  # Whether the last PULL_END was answered.
         self._unanswered: set[int] = set()  # Pulls of this connection; another one has a set of its own.
@@ -164,10 +168,10 @@ class Consumer:
         handles = [[each.name[2], each.name[1], 1] for each in sorted(some)]
         head: Head = {"handles": handles}
         if kind == RequestType.ACK:
-            self.books.tried.update(each.consume_sequence for each in some)
+            here = [each for each in some if not self.books.is_lost(each.consume_sequence, each.name)]
+            self.books.tried.update(each.consume_sequence for each in here)
         elif uncounted:
             head["uncounted"] = True
-            self.returned -= {each.consume_sequence for each in some}
         self._call(kind, self._names | head, partial(self._settled, kind, some, uncounted))
 
     def end_pull(self) -> None:
@@ -263,4 +267,4 @@ class Consumer:
                 if each.name not in stale:
                     self.books.acknowledged[each.consume_sequence] = each.name
         elif uncounted:
-            self.returned.update(each.consume_sequence for each in some if each.name not in stale)
+            self.returned.update(each for each in some if each.name not in stale)

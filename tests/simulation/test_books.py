@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
 from delayd.hours import hour_of_ms
 from delayd.log.hour import dispatch_path
-from delayd.testing.clock import START_MS
+from delayd.testing.clock import START_MS, SimMachine
 from delayd.testing.disk import MemoryDisk
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import RequestType
 from tests.memory_files import content, put
-from tests.simulation.consumer import GroupBooks
+from tests.simulation.consumer import Consumer, GroupBooks, Held
 from tests.simulation.damage import Damage, Damages, Flipped, Gone
+from tests.simulation.network import Network
+from tests.simulation.realtime_side import RealtimeSide
 from tests.worlds.delay import FOLDER, World, wanted
 from tests.worlds.key_books import KEEP, REJECT, KeyBooks
 
@@ -83,6 +88,31 @@ def test_rule_L2_an_answer_from_before_a_power_cut_may_come_after_it_and_another
     for sequence, name in ((3, (6, 4, 1)), (4, (7, 4, 2))):
         with pytest.raises(AssertionError, match=f"consume sequence {sequence} was "):
             books.give(sequence, b"another", name)
+
+
+def test_rule_L2_a_message_that_is_held_at_two_attempts_is_returned_at_the_one_that_the_server_knows() -> None:
+    random, line = Random(0), _Line()
+    network = Network(random)
+    consumer = Consumer("a", RealtimeSide(1, SimMachine(), network, random), GroupBooks(1, b"s", "g"), network, random)
+    consumer._line = line  # type: ignore[assignment]
+    # The pull of the second attempt was taken by a power cut, so the server offers the first one again.
+    known, taken = Held((1, 6, 1 << 48), 0, 1), Held((1, 14, 1 << 48), 0, 2)
+    consumer.held = [known, taken]
+    consumer.settle(RequestType.NACK, list(consumer.held), uncounted=True)
+    line.answers[0](Frame(RequestType.NACK, 0, 1, {"stale": [[taken.name[2], 14, 1]]}, memoryview(b"")))
+    assert consumer.returned == {known}
+
+
+class _Line:
+    """A connection whose answers are chosen."""
+
+    open = True
+
+    def __init__(self) -> None:
+        self.answers: list[Callable[[Frame], None]] = []
+
+    def call(self, kind: int, head: Head, body: object, answered: Callable[[Frame], None]) -> None:
+        self.answers.append(answered)
 
 
 def _with_outcomes() -> MemoryDisk:
