@@ -6,7 +6,7 @@ Invariant: each lasts some milliseconds, so no lease ends within it; whatever el
 from __future__ import annotations
 
 from delayd.wire.requests import RequestType
-from tests.simulation.consumer import Consumer
+from tests.simulation.consumer import Consumer, Held
 from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeLife, RealtimeSide
 from tests.simulation.steps import Kinds
@@ -83,7 +83,7 @@ class ConsumerScenarios(Parts):
         first.returned.clear()
         first.settle(RequestType.NACK, first.held[-min(first.wanted, (fresh + 1) // 2) :], uncounted=True)
         self.cluster.calm(1)
-        if self._undisturbed(life) and first.is_connected() and other.is_connected() and first.returned:
+        if self._undisturbed(life) and first.is_connected() and other.is_connected() and self._offered(first, life):
             assert len(other.held) > had, f"{other.name} waits while messages were given back for it"
 
     def _two_consumers(self) -> tuple[Consumer, Consumer, RealtimeLife] | None:
@@ -130,7 +130,7 @@ class ConsumerScenarios(Parts):
         got = {each.consume_sequence: each.attempt for each in other.held[had:]}
         # An answer to what it gave back earlier may have come only now. What it holds from before a death may be the
         # same message at other attempts: only the one that the server knows of counts.
-        returned = sorted(first.returned.intersection(held))
+        returned = sorted(self._offered(first, life).intersection(held))
         kept = [each for each in returned if each.consume_sequence not in got]
         assert not kept, f"{first.name} gave {kept} back, and {other.name} does not get them at once"
         for each in returned:
@@ -138,6 +138,12 @@ class ConsumerScenarios(Parts):
             assert attempt == each.attempt, (
                 f"no handler was given {sequence}, and it comes as attempt {attempt} after {each.attempt}"
             )
+
+    def _offered(self, first: Consumer, life: RealtimeLife) -> set[Held]:
+        """What a consumer gave back and others get: not what has expired meanwhile (rule Q7)."""
+        expiries, now_ms = self.cluster.world.outside.expiries, life.clock.now_ms()
+        bodies = {each: first.books.given[each.consume_sequence] for each in first.returned}
+        return {each for each, body in bodies.items() if expiries.get(body, now_ms + 1) > now_ms}
 
     def _well(self, side: RealtimeSide) -> bool:
         """Whether nothing of a server's disk is damaged or about to fail, and it serves consumers."""
