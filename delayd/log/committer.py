@@ -143,15 +143,15 @@ class Committer(ABC, Generic[G, W]):
             self._written(group, written)
 
     def _synced(self, done: Done[None]) -> None:
-        if self._unsynced is None:
-            return  # The write had failed, so this fsync says nothing.
-        (group, written), self._unsynced = self._unsynced, None
+        unsynced, self._unsynced = self._unsynced, None
         try:
             done.result()
         except (ServerStopped, OSError, DataError) as error:
+            # Rule L1 knows no exception: the server ends also when the group found no space, and nobody waits for this.
             self._fail(error)
-        else:
-            self._finished(group, written)
+            return
+        if unsynced is not None:
+            self._finished(*unsynced)
 
     def _finished(self, group: G, done: Done[W]) -> None:
         try:

@@ -170,3 +170,15 @@ def test_rule_L1_a_failed_fsync_ends_the_server_and_what_was_written_is_told_to_
     assert [type(error) for error in letters.errors] == [SyncFailed]
     letters.put("b")
     assert letters.on_disk == ["a"]
+
+
+@pytest.mark.parametrize("thread", [InlineExecutor, StepExecutor])
+def test_rule_L1_a_failed_fsync_behind_a_write_without_space_ends_the_server(
+    thread: type[InlineExecutor] | type[StepExecutor],
+) -> None:
+    letters = Two(made := thread())
+    letters.fails, letters.fails_to_sync = DiskFull("log"), SyncFailed("log", "the disk is bad")
+    letters.put("a")
+    if isinstance(made, StepExecutor):
+        made.run_all()
+    assert [type(error) for error in letters.errors] == [SyncFailed] and letters.told == []
