@@ -14,15 +14,18 @@ import pytest
 
 from delayd import Consumer, Producer
 from delayd.config import Value
+from delayd.machine.operating import WaitKind
 from tests.waiting import DEADLINE_S
 
 from .processes import ServerProcess, started
+from .trials import Operator, tries
 from .wall_clock import WallClock
 
 HOUR_MS = 3_600_000
 SWEEP_S = 30.0
-# The first run takes the lines, and is under way when the server is killed.
+# It fails until somebody mends it. Then the first run takes the lines, and is under way when the server is killed.
 HOOK = (
+    "[ -e {folder}/mended ] || exit 3; "
     "if [ -e {folder}/first ]; then cat >> {folder}/told; else cat > {folder}/part; echo $$ > {folder}/pid; "
     "mv {folder}/part {folder}/first; exec sleep 600; fi"
 )
@@ -57,6 +60,7 @@ def running(folder: Path) -> Iterator[tuple[WallClock, dict[str, ServerProcess]]
 
 @pytest.mark.serial
 @pytest.mark.timeout(200)
+@tries(WaitKind.SEALS_NOT_TOLD)
 def test_a_seal_is_told_again_after_kill_9_and_a_message_under_it_is_proved(tmp_path: Path) -> None:
     with running(tmp_path) as (wall, servers):
         address, data = servers["meta"].address, str(tmp_path / "data")
@@ -69,6 +73,9 @@ def test_a_seal_is_told_again_after_kill_9_and_a_message_under_it_is_proved(tmp_
             producer.send(
                 "orders", b"43", delay=timedelta()
             )  # The first append in the next hour closes the one before.
+        operator = Operator(address, tmp_path / "data")
+        operator.until_told(WaitKind.SEALS_NOT_TOLD)
+        (tmp_path / "mended").touch()
         first = wait_for(tmp_path / "first", servers["delay"])
         servers["delay"].kill()
         # The command of the life before goes on by itself: nobody may end it but who started it.
@@ -76,6 +83,7 @@ def test_a_seal_is_told_again_after_kill_9_and_a_message_under_it_is_proved(tmp_
         servers["delay"].start()
         told = wait_for(tmp_path / "told", servers["delay"])
         assert told.startswith(first)
+        operator.until_gone(WaitKind.SEALS_NOT_TOLD)
         assert first.split()[3] in delayd("seals", "--data", data)
         head = delayd("tree-head", "--data", data)
         assert "NOT" not in head

@@ -34,6 +34,7 @@ _WORDS = {
     **dict.fromkeys(("id", "path", "meta", "subject", "group", "hour"), r"\S+"),
     "batches": "[0-9,]+ batch(?:es)?",
     "messages": "[0-9,]+ messages?",
+    "seals": "[0-9,]+ seals?",
     "slots": "[0-9,-]+…?",
     "role": r"\w+",
     "server": r"\w+ server [0-9a-f]{16}",
