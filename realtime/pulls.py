@@ -564,17 +564,18 @@ class Pulls:
     def _give(self, plan: Planned, rows: list[list[int]], batches: list[Buffer], now_ms: int) -> None:
         """Answer a PULL with messages; the pull log has their entries."""
         waiting = plan.waiting
+        # Nobody begins with a message while a power cut could still undo what set it free (rules Q8, Q9).
+        waits = waiting.window_ms > 0 or any(group.window.order is not None for group, _ in plan.picked)
+        # What waits for the disk is the last answer, or another one could overtake it.
+        stands = waiting.stands and not waits and self.waiting.goes_on(waiting, sum([row[2] for row in rows]), batches)
+        peer = waiting.peer if stands else self.waiting.end(waiting)
+        # Only now, for what this PULL wanted is not what others want.
         head = self.waiting.head(waiting, rows, now_ms)
         if isinstance(waiting.group, Subscription):
             head["subjects"] = [
                 [group.front.subject.name, len([part for part in of_group if not part.passed])]
                 for group, of_group in plan.picked
             ]
-        # Nobody begins with a message while a power cut could still undo what set it free (rules Q8, Q9).
-        waits = waiting.window_ms > 0 or any(group.window.order is not None for group, _ in plan.picked)
-        # What waits for the disk is the last answer, or another one could overtake it.
-        stands = waiting.stands and not waits and self.waiting.goes_on(waiting, sum([row[2] for row in rows]), batches)
-        peer = waiting.peer if stands else self.waiting.end(waiting)
         if waits:
             self._log.when_durable(partial(peer.answer, waiting.request_id, head, batches))
         else:

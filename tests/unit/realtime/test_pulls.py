@@ -144,6 +144,19 @@ def test_rule_Q4_a_pull_that_stands_comes_behind_empty_hands_and_takes_turns_wit
     assert given(idle, waiting) == [[b"d"]]
 
 
+def test_rule_Q4_what_a_pull_asked_for_itself_is_not_told_to_it_as_the_wish_of_others() -> None:
+    world, peer = ready_world([b"a"])
+    first, second = SimPeer(), SimPeer()
+    at_once = world.send(first, RequestType.PULL, pull_head(most=4, wait_ms=5_000))
+    ((head, _),) = first.answers[at_once]
+    assert need_int(head, "wanted") == 0
+    waited = world.send(first, RequestType.PULL, pull_head(most=4, wait_ms=5_000))
+    world.send(second, RequestType.PULL, pull_head(most=3, wait_ms=5_000))
+    world.dispatch(peer, 1, dispatch_batch(2, [b"b"]))
+    ((head, _),) = first.answers[waited]
+    assert need_int(head, "wanted") == 3
+
+
 def test_what_ends_a_pull_that_waits_ends_one_that_stands() -> None:
     world, peer = ready_world()
     reader, gone = SimPeer(), SimPeer()
