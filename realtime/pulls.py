@@ -315,7 +315,8 @@ class Pulls:
     def end_waiting(self, peer: Peer, group: Group | Subscription) -> None:
         """Answer the PULLs of a connection that wait for these messages, without messages."""
         for waiting in self.waiting.of(peer, group):
-            self.waiting.answer_empty(waiting, unfinished=group in self._to_serve)
+            # Nobody has looked for it yet while the record of a new group waits for the disk.
+            self.waiting.answer_empty(waiting, unfinished=group in self._to_serve or not group.ready)
 
     def refuse_waiting(self, error: DelaydError) -> None:
         """Answer every waiting PULL with an error."""

@@ -147,8 +147,9 @@ class ConsumerScenarios(Parts):
 
     def _well(self, side: RealtimeSide) -> bool:
         """Whether nothing of a server's disk is damaged or about to fail, and it serves consumers."""
-        if side.life is not None and not side.life.server.knows_its_consumers:
-            return False  # Its pull log was read wrongly by its start, and is read again in a while.
+        server = None if side.life is None else side.life.server
+        if server is not None and (not server.knows_its_consumers or server.makes_consume_logs):
+            return False  # Its pull log was read wrongly by its start, or a consume log is made again.
         faults = side.disk.faults
         planned = (faults.crash_at, faults.fail_sync_at, faults.fail_write_at)
         full = side.disk.free_bytes("/") < 1 << 20

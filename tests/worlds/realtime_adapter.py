@@ -128,6 +128,11 @@ class RealtimeAdapter:
         return self.core._pulls.roster.known
 
     @property
+    def makes_consume_logs(self) -> bool:
+        """Whether a consume log is damaged, and made again."""
+        return any(group.subject.damage is not None for group in self.core._pulls.groups.values())
+
+    @property
     def leaving_below(self) -> int:
         """The offset below which retention has decided to remove."""
         return self.core._index.leaving_below
