@@ -1,6 +1,6 @@
 """Makes ``spark.read.format("delayd")`` work without registration: Spark imports modules named ``pyspark_*``.
 
-    spark.read.format("delayd").option("kind", "lifecycle").load("/var/lib/delayd")
+    spark.read.format("delayd").option("view", "lifecycle").load("/var/lib/delayd")
 
 `help(DefaultSource)` lists the options. Every Spark session of this Python imports the module, so it does nothing but
 one guarded import.
@@ -9,6 +9,6 @@ one guarded import.
 try:
     from delayd.programs import find
 
-    DefaultSource = find("spark.audit").DelaydDataSource
+    DefaultSource = find("spark.source").DelaydDataSource
 except ImportError:
     pass  # The extra `spark` is not installed as a whole. Other data sources of this environment must go on working.

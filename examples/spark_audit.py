@@ -44,7 +44,7 @@ def main() -> None:
 
     # Dispatch against schedule, from the logs themselves: outcomes that nothing scheduled, and doubled ones.
     message = ["log_id", "hour", "sequence"]
-    dispatch = spark.read.format("delayd").option("kind", "dispatch").load(arguments.data)
+    dispatch = spark.read.format("delayd").option("view", "dispatch").load(arguments.data)
     doubled = dispatch.groupBy(message).count().where("count > 1").count()
     print(f"pending {undecided.count() - overdue}, overdue {overdue}, doubled {doubled}, early {early}")
     spark.stop()

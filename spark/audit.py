@@ -1,15 +1,13 @@
-"""The audit as Spark tasks, and the data source ``spark.read.format("delayd").option("kind", "lifecycle").load(DATA)``.
+"""The audit as Spark tasks.
 
 First tasks scan the realtime logs by segments, then each runs the same pure `audit_hour` on some of the hours.
 
 Invariant: the driver fixes what is read (rule P3) before the tasks for hours run, and a task does no more than a
-command without Spark does for the same segments or hours; so the figures are equal. A task of a query that Spark
-repeats reads the same rows: load again to see what servers have written meanwhile.
+command without Spark does for the same segments or hours; so the figures are equal.
 """
 
 import os
 import pickle
-import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,18 +15,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from delayd.errors import BadArgument, DelaydError, error_by_code
 from delayd.hours import hour_from_name, hour_name
 from delayd.machine.disk import RealDisk
-from delayd.reading.arrow import TIMESTAMP, to_arrow
+from delayd.reading.arrow import TIMESTAMP
 from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
 from delayd.reading.explanations import Explanation
 from delayd.reading.files.stored_groups import LogMoved, until_still
-from delayd.reading.files.target_index import PIECE_BYTES, Chunk, LogPiece, Scan, scan_nothing, scan_piece, split_piece
+from delayd.reading.files.target_index import PIECE_BYTES, Chunk, LogPiece, Scan, scan_piece, split_piece
 from delayd.reading.findings import (
     COUNTS,
     NO_COUNTS,
@@ -39,10 +35,9 @@ from delayd.reading.findings import (
     Findings,
     HourSummary,
 )
-from delayd.reading.plan import AuditPlan, plan_audit, plan_hours
+from delayd.reading.plan import AuditPlan, plan_audit
 from delayd.reading.subject_figures import FIGURES as SUBJECT_FIGURES
 from delayd.reading.subject_figures import SubjectFigures
-from delayd.reading.tables import SUMS, TABLES, HourTables, table_of
 
 TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
 MOVED = "log_moved"  # The error code of a task whose files went away: the audit starts again.
@@ -98,10 +93,6 @@ HOUR = pa.schema(
         ("error", pa.string()),
     ]
 )
-ARROW_ROWS_MAX = 65_536  # About 10 MB of Arrow.
-OPTIONS = ("kind", "from", "to", "tasks")
-AT_TARGETS = ("message", "lifecycle")  # Tables with rows of realtime message logs: only they need a scan of these.
-HOURS_MAX = 1 << 32  # An hour is a u32 in every file.
 
 
 def audit_data(
@@ -351,102 +342,3 @@ def _raise_error(code: str | None, message: str) -> None:
         raise LogMoved(message)
     if code is not None:
         raise error_by_code(code, message)
-
-
-class DelaydDataSource(DataSource):
-    """The logs of a data directory, as tables in Spark (docs/audit.md lists the columns).
-
-    Example::
-
-        frame = spark.read.format("delayd").option("kind", "dispatch").load("/var/lib/delayd")
-        frame.groupBy("hour", "outcome").count().show()
-
-    Options:
-        kind: which table. ``lifecycle`` (the default), ``schedule``, ``dispatch``, ``message`` and ``accepted`` have
-            one row for each message, and ``decision`` for each that a decision ended; ``consumption`` has one for each
-            group of consumers; ``tally`` has one for what a segment of a realtime message log held of one hour.
-        from: the first hour, as YYYYMMDDHH.
-        to: the last hour, as YYYYMMDDHH.
-        tasks: how many tasks read; the default is three for each core.
-    """
-
-    @classmethod
-    def name(cls) -> str:
-        return "delayd"
-
-    def schema(self) -> str:
-        kind = self._kind()
-        types = SUMS[kind][0] if kind in SUMS else TABLES[kind].types
-        return ", ".join(f"{name} {'string' if type_ == 'id' else type_}" for name, type_ in types.items())
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        self._check_names()
-        first, last = self._hour("from", 0), self._hour("to", HOURS_MAX)
-        if last < first:
-            raise BadArgument(f"from {self.options['from']} is after to {self.options['to']}: no hour lies between")
-        if "path" not in self.options:
-            raise BadArgument("nothing says where the data is: end with .load(DATA)")
-        tasks = tasks_of(self.options.get("tasks"))
-        kind = self._kind()
-        reader = SumsReader if kind in SUMS else DelaydReader
-        return reader(kind, self.options["path"], range(first, last + 1), tasks, schema.names)
-
-    def _check_names(self) -> None:
-        # Spark hands every option on, so a name that is mistyped would change nothing and say nothing.
-        unknown = sorted(set(self.options) - {*OPTIONS, "path"})
-        if unknown:
-            raise BadArgument(f"option {unknown[0]!r} is not one of {', '.join(OPTIONS)}")
-
-    def _hour(self, name: str, default: int) -> int:
-        return hour_from_name(self.options[name]) if name in self.options else default
-
-    def _kind(self) -> str:
-        kind = self.options.get("kind", "lifecycle")
-        if kind not in TABLES and kind not in SUMS:
-            raise BadArgument(f"kind {kind!r} is not one of {', '.join((*TABLES, *SUMS))}")
-        return kind
-
-
-class DelaydReader(DataSourceReader):
-    """Plans which task reads which hours, and reads them."""
-
-    def __init__(self, kind: str, data: str, hours: range, tasks: int, names: list[str]) -> None:
-        self._kind = kind
-        self._data = data
-        self._hours = hours
-        self._tasks = tasks
-        self._names = names
-
-    def partitions(self) -> list[InputPartition]:
-        return [InputPartition(pickle.dumps(part)) for part in self._plan().split(self._tasks)]
-
-    def _plan(self) -> AuditPlan:
-        def plan() -> AuditPlan:
-            now_ms = time.time_ns() // 1_000_000
-            scan = None if self._kind in AT_TARGETS else scan_nothing
-            groups = self._kind == "consumption"
-            return plan_audit(RealDisk(), self._data, now_ms, self._hours, consumption=groups, scan=scan)[0]
-
-        return until_still(self._data, plan)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # When there are no partitions, Spark asks for one that holds None.
-        if partition.value is None:
-            return
-        for books in plan_hours(RealDisk(), pickle.loads(partition.value)):
-            table = table_of(TABLES[self._kind], [HourTables(books)], self._names)
-            yield from table.to_arrow().to_batches(ARROW_ROWS_MAX)
-
-
-class SumsReader(DelaydReader):
-    """Reads the tables that hold sums of realtime servers.
-
-    The driver has computed these tables when it has planned the query, so one task is enough.
-    """
-
-    def partitions(self) -> list[InputPartition]:
-        columns = SUMS[self._kind][1](self._plan(), None)
-        return [InputPartition(pickle.dumps([to_arrow(columns[name]) for name in self._names]))]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_arrays(pickle.loads(partition.value), names=self._names)

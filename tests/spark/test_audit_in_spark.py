@@ -22,7 +22,8 @@ from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files.target_index import Chunk, LogPiece, split_piece
 from delayd.reading.plan import plan_audit
 from delayd.reading.seals import SealState
-from spark.audit import DelaydDataSource, audit_part, scan_in
+from pyspark_delayd import DefaultSource
+from spark.audit import audit_part, scan_in
 from spark.session import audit
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books, Row
 from tests.trust import put_secrets
@@ -193,7 +194,7 @@ def test_a_frozen_clock_decides_what_is_pending(faulty: Books) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows"),
+    ("view", "rows"),
     [
         ("accepted", 40),
         ("schedule", 81),
@@ -205,9 +206,9 @@ def test_a_frozen_clock_decides_what_is_pending(faulty: Books) -> None:
     ],
 )
 @pytest.mark.parametrize("tasks", [1, 5])
-def test_the_data_source_has_a_table_for_each_log(faulty: Books, kind: str, rows: int, tasks: int) -> None:
+def test_the_data_source_has_a_table_for_each_log(faulty: Books, view: str, rows: int, tasks: int) -> None:
     # Spark starts two Pythons for each query, so here the source is called as those call it.
-    source = DelaydDataSource({"kind": kind, "tasks": str(tasks), "path": faulty.root})
+    source = DefaultSource({"view": view, "tasks": str(tasks), "path": faulty.root})
     schema = StructType.fromDDL(source.schema())
     assert isinstance(schema, StructType)
     reader = source.reader(schema)
@@ -219,9 +220,9 @@ def test_the_data_source_has_a_table_for_each_log(faulty: Books, kind: str, rows
 
 
 def test_the_sums_of_a_realtime_server_are_tables(session: "SparkSession", faulty: Books) -> None:
-    (group,) = session.read.format("delayd").option("kind", "consumption").load(faulty.root).collect()
+    (group,) = session.read.format("delayd").option("view", "consumption").load(faulty.root).collect()
     assert (group["subject"], group["consumers"], group["pulled"], group["outstanding"]) == ("orders", "g", 2, 2)
-    tallies = session.read.format("delayd").option("kind", "tally").load(faulty.root)
+    tallies = session.read.format("delayd").option("view", "tally").load(faulty.root)
     assert [tuple(row) for row in tallies.select("hour", "messages").collect()] == [("2026111907", 7)]
 
 
@@ -240,12 +241,12 @@ def test_a_query_that_names_two_columns_and_one_hour_reads_no_more(session: "Spa
     assert frame.columns == ["sequence", "subject"] and frame.count() == 40
 
 
-def test_an_unknown_kind_of_table_is_refused_by_name(session: "SparkSession", faulty: Books) -> None:
+def test_an_unknown_view_is_refused_by_name(session: "SparkSession", faulty: Books) -> None:
     with pytest.raises(
         Exception,
-        match="kind 'bodies' is not one of accepted, decision, schedule, dispatch, message, lifecycle, consumption",
+        match="view 'bodies' is not one of accepted, decision, schedule, dispatch, message, lifecycle, consumption",
     ):
-        session.read.format("delayd").option("kind", "bodies").load(faulty.root).count()
+        session.read.format("delayd").option("view", "bodies").load(faulty.root).count()
 
 
 @pytest.mark.parametrize(
@@ -254,21 +255,21 @@ def test_an_unknown_kind_of_table_is_refused_by_name(session: "SparkSession", fa
         ({"tasks": "0"}, "tasks '0' is no number of tasks"),
         ({"tasks": "-1"}, "tasks '-1' is no number of tasks"),
         ({"tasks": "many"}, "tasks 'many' is no number of tasks"),
-        ({"form": "2026112016"}, "option 'form' is not one of kind, from, to, tasks"),
+        ({"form": "2026112016"}, "option 'form' is not one of view, from, to, tasks"),
         ({"from": "2026-11-20"}, "'2026-11-20' is no hour"),
         ({"from": "2026112017", "to": "2026112016"}, "from 2026112017 is after to 2026112016"),
-        ({"kind": "tally", "limit": "3"}, "option 'limit' is not one of"),
+        ({"view": "tally", "limit": "3"}, "option 'limit' is not one of"),
     ],
 )
 def test_an_option_that_would_read_nothing_or_be_ignored_is_refused_by_name(
     faulty: Books, options: dict[str, str], words: str
 ) -> None:
     with pytest.raises(BadArgument, match=words):
-        DelaydDataSource({**options, "path": faulty.root}).reader(StructType())
+        DefaultSource({**options, "path": faulty.root}).reader(StructType())
 
 
 def test_a_query_with_a_refused_option_ends_with_the_words(session: "SparkSession", faulty: Books) -> None:
-    with pytest.raises(Exception, match="option 'form' is not one of kind, from, to, tasks"):
+    with pytest.raises(Exception, match="option 'form' is not one of view, from, to, tasks"):
         session.read.format("delayd").option("form", "2026112016").load(faulty.root).count()
 
 

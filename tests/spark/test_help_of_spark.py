@@ -6,10 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from delayd.reading.arrow import findings_table, groups_table, hours_table
-from spark.audit import DelaydDataSource, audit_data
+from pyspark_delayd import DefaultSource
+from spark.audit import audit_data
 from spark.session import audit
 
-OPTIONS = ("kind", "from", "to", "tasks")
+OPTIONS = ("view", "from", "to", "tasks")
 
 
 @pytest.mark.parametrize("function", [audit_data, audit, hours_table, findings_table, groups_table])
@@ -21,7 +22,7 @@ def test_each_function_shows_an_example_and_explains_each_argument(function: Cal
 
 
 def test_the_data_source_shows_an_example_and_explains_each_option() -> None:
-    told = inspect.getdoc(DelaydDataSource) or ""
+    told = inspect.getdoc(DefaultSource) or ""
     assert "Example::" in told
     for option in OPTIONS:
-        assert f"{option}:" in told, f"help(DelaydDataSource) does not explain {option}"
+        assert f"{option}:" in told, f"help(DefaultSource) does not explain {option}"

@@ -61,7 +61,7 @@ def test_spark_says_of_drained_rows_and_of_lies_about_them_what_numpy_says(
 
 def test_dispatch_in_spark_says_where_a_drained_row_went(session: SparkSession, tmp_path: Path) -> None:
     pair = drained()
-    frame = session.read.format("delayd").option("kind", "dispatch").load(write_tree(pair.disk, tmp_path / "data"))
+    frame = session.read.format("delayd").option("view", "dispatch").load(write_tree(pair.disk, tmp_path / "data"))
     rows = [row for row in frame.collect() if row["reason"] == "DRAINED"]
     assert {row["target"] for row in rows} == {f"{pair.taker:016x}"}
     named = {row["sequence"]: row["other_sequence"] for row in rows}
