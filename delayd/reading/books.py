@@ -35,7 +35,15 @@ from delayd.reading.findings import (
     sum_up,
 )
 from delayd.reading.plan import AuditPlan, HourBooks, LastLife, LifeState, plan_audit, plan_hours
-from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState, SidesCheck, deleted_hour_differs
+from delayd.reading.seals import (
+    SealBook,
+    SealCheck,
+    SealReport,
+    SealState,
+    SidesCheck,
+    TargetTallies,
+    deleted_hour_differs,
+)
 from delayd.reading.subject_figures import NO_SUBJECTS, SubjectSums
 from delayd.secret import Secret
 
@@ -271,24 +279,30 @@ def audit_plan(
     compare with. Raises LogMoved when files went away meanwhile.
     """
     for hour in plan_hours(disk, plan, tails):
-        book = books[hour.log_id]
-        check = book.check(hour.hour) if book.has_standing(hour.hour) else None
-        # An hour that was sealed after the checkpoint may have rows that came to a target only after the target's log
-        # was read.
-        compared = plan.helds if check is not None and hour.origin.snapshot.is_sealed(hour.hour) else ()
-        sides = SidesCheck(compared, plan.index, hour.log_id, hour.hour)
-        parts = hour.parts()
-        found: list[tuple[Findings, HourSummary]] = []
-        before = 0
-        for part in parts:
-            result, filed = _audit_part(part, before, check, sides, last=part is parts[-1])
-            found.append(result)
-            before += filed
-        differs = None if check is None else [*check.differences(hour.torn), *sides.differences()]
-        summary = join_parts([each for _, each in found])
-        if check is not None and summary.unproven:
-            summary = replace(summary, tallied=min(summary.unproven, sides.proved()))
-        yield join_findings([each for each, _ in found]), summary, differs
+        yield audit_books(hour, plan.helds, books[hour.log_id])
+
+
+def audit_books(
+    hour: HourBooks, helds: Sequence[TargetTallies], book: SealBook
+) -> tuple[Findings, HourSummary, list[str] | None]:
+    """Audit an hour of a plan that has these tallies, with its seal in ``book``; see `audit_plan`."""
+    check = book.check(hour.hour) if book.has_standing(hour.hour) else None
+    # An hour that was sealed after the checkpoint may have rows that came to a target only after the target's log
+    # was read.
+    compared = helds if check is not None and hour.origin.snapshot.is_sealed(hour.hour) else ()
+    sides = SidesCheck(compared, hour.index, hour.log_id, hour.hour)
+    parts = hour.parts()
+    found: list[tuple[Findings, HourSummary]] = []
+    before = 0
+    for part in parts:
+        result, filed = _audit_part(part, before, check, sides, last=part is parts[-1])
+        found.append(result)
+        before += filed
+    differs = None if check is None else [*check.differences(hour.torn), *sides.differences()]
+    summary = join_parts([each for _, each in found])
+    if check is not None and summary.unproven:
+        summary = replace(summary, tallied=min(summary.unproven, sides.proved()))
+    return join_findings([each for each, _ in found]), summary, differs
 
 
 def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:

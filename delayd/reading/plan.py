@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from delayd.errors import BadArgument
+from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name, hour_of_ms, instant_text
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.hour import OutcomeRows
@@ -36,9 +36,10 @@ from delayd.reading.files.directory import (
     Role,
     ScheduleSnapshot,
     find_directories,
-    need_counted,
+    not_counted,
     server_runs,
     take_snapshot,
+    take_what_is_there,
     was_removed,
 )
 from delayd.reading.files.origins import MessageTail, dispatch_sizes, part_hour, read_hour, read_outcomes, read_tail
@@ -187,6 +188,15 @@ class AuditPlan:
             for part, (begin, end) in enumerate(pairwise(bounds))
         ]
 
+    def only(self, chosen: Sequence[tuple[int, int]]) -> "AuditPlan":
+        """The plan for some hours, each with the number of its origin, with only what these need."""
+        batches = self.index.batches
+        wanted = np.zeros(len(batches), np.bool_)
+        for number, origin in enumerate(self.origins):
+            hours = [hour for each, hour in chosen if each == number]
+            wanted |= (batches["origin_log_id"] == origin.log_id) & np.isin(batches["hour"], hours)
+        return self._part(chosen, batches[wanted])
+
     def _part(self, chosen: Sequence[tuple[int, int]], batches: Batches) -> "AuditPlan":
         hours_of: list[list[int]] = [[] for _ in self.origins]
         for number, hour in chosen:
@@ -274,18 +284,23 @@ def plan_audit(
     *,
     consumption: bool = True,
     scan: Scan | None = None,
+    damage: list[DamagedData] | None = None,
 ) -> tuple[AuditPlan, list[MessageTail]]:
     """Scan the realtime logs, then take the bounds of all others; with each delay server's tail of its message log.
 
-    With a ``scan`` that reads the realtime logs no tails are returned: the readers of hours read their own. Raises
-    LogMoved when files went away meanwhile.
+    With a ``scan`` that reads the realtime logs the tails lack filed rows: who needs those of some hours reads them.
+    ``damage`` receives files of delay servers that are gone or cut, and the rest is planned. Raises LogMoved when files
+    went away meanwhile, DamagedData when nobody gave ``damage`` or the rest can't be read without the file.
     """
     directories = find_directories(disk, data)
     delays = [directory for directory in directories if directory.role == Role.DELAY]
     if not delays:
         raise BadArgument(f"{data} holds no delay server's directory, so nothing says what was scheduled")
     for directory in directories:
-        need_counted(disk, directory)
+        for error in not_counted(disk, directory):
+            if damage is None:
+                raise error
+            damage.append(error)
     torn: list[TornTail] = []
     realtimes = [directory for directory in directories if directory.role == Role.REALTIME]
     helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
@@ -294,7 +309,10 @@ def plan_audit(
     indexer = TargetIndexer(disk, realtimes, torn, by_index=hours is not None)
     indexer.scan(newer=False, scan=scan)
     sizes = [dispatch_sizes(disk, directory) for directory in delays]
-    snapshots = [take_snapshot(disk, directory) for directory in delays]
+    snapshots = [
+        take_snapshot(disk, directory) if damage is None else take_what_is_there(disk, directory, damage)
+        for directory in delays
+    ]
     indexer.scan(newer=True, scan=scan)
     index = indexer.index()
     origins: list[AuditedOrigin] = []
@@ -308,7 +326,7 @@ def plan_audit(
     ]
     holds_up: list[str] = []
     for directory, dispatched, snapshot in zip(delays, sizes, snapshots, strict=True):
-        tail = read_tail(disk, snapshot, torn, hours, filed=scan is None)
+        tail = read_tail(disk, snapshot, torn, hours, filed=scan is None, damage=damage)
         own = index.batches["origin_log_id"] == directory.log_id
         own_hours = index.batches["hour"][own]
         claimed_ms = int(index.batches["claimed_at_ms"][own].max(initial=0))
@@ -334,8 +352,7 @@ def plan_audit(
         given_up = {hour for hour in snapshot.word.dropped if f"schedule/{hour_name(hour)}" in tail.given_up}
         dropped = {hour: snapshot.word.dropped[hour] for hour in given_up}
         origins.append(AuditedOrigin(snapshot, dispatched, terms, chosen, tail.faults, tail.first, dropped))
-        if scan is None:
-            tails.append(tail)
+        tails.append(tail)
     # The realtime logs are scanned twice; a tail from the second scan is newer.
     tails_torn = {tail.path: tail for tail in torn}
     read = (tuple(tails_torn.values()), deleted_rows, tuple(lives), tuple(holds_up), helds, consumed)

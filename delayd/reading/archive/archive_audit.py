@@ -16,7 +16,7 @@ import numpy as np
 
 from delayd.batch.content import Tally, tally
 from delayd.errors import BadArgument, DamagedData
-from delayd.log.hour import NO_SEAL, Seal
+from delayd.log.hour import NO_SEAL
 from delayd.reading.archive.notes import (
     MESSAGE,
     NOTES,
@@ -24,10 +24,10 @@ from delayd.reading.archive.notes import (
     ArchivedKey,
     Note,
     decode_note,
-    file_sha256,
     key_of_note,
 )
-from delayd.reading.archive.rows import join_pieces, join_targets, read_message, read_schedule
+from delayd.reading.archive.pieces import HeldRows, fetch_checked, seal_of, with_bounds
+from delayd.reading.archive.rows import join_targets, read_message, read_schedule
 from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.audit import LATE_MS_LIMIT, AuditTerms, Span, Spans, audit_hour
 from delayd.reading.books import FINDINGS_LIMIT, AuditReport, Collected
@@ -36,7 +36,6 @@ from delayd.reading.files.target_index import TargetIndex
 from delayd.reading.findings import FINDING, Finding, FindingKind, Findings, HourSummary, join_findings, join_parts
 from delayd.reading.plan import AuditPlan
 from delayd.reading.seals import SealCheck, SealReport, SealState
-from delayd.reading.tables import SealedRows
 
 Progress = Callable[[int, int], None]  # Hours audited, hours in all.
 NO_INDEX = TargetIndex((), np.empty(0, BATCH), (), ())
@@ -110,7 +109,7 @@ class _Books:
         with TemporaryDirectory() as folder:
             for key in sorted(found):
                 self._read_note(key, Path(folder))
-        self.schedules.sort(key=lambda note: (note.key.origin, _seal_of(note).number))
+        self.schedules.sort(key=lambda note: (note.key.origin, seal_of(note).number))
         for one in sorted({note.key.origin for note in self.schedules}):
             self._follow([note for note in self.schedules if note.key.origin == one])
         known_hours = {(note.key.origin, note.key.hour) for note in self.schedules}
@@ -129,7 +128,7 @@ class _Books:
                 if not note.sha256:
                     self._compare_removed(note, held)
                     return nothing, None
-                found = list(self._audit_pieces(note, self._fetch(note, Path(folder)), held))
+                found = list(self._audit_pieces(note, fetch_checked(self.store, note, Path(folder)), held))
             except DamagedData as error:
                 self._fault(key, f"{error.path}: {error.what}")
                 return nothing, None
@@ -138,7 +137,7 @@ class _Books:
     def seal_reports(self) -> Iterator[SealReport]:
         """What became of the seals, by delay server and number."""
         for note in self.schedules:
-            key, seal = note.key, _seal_of(note)
+            key, seal = note.key, seal_of(note)
             state = SealState.VERIFIED if key in self._verified else SealState.UNREAD
             if not note.sha256:
                 state = SealState.DELETED
@@ -146,40 +145,28 @@ class _Books:
                 state = SealState.BROKEN
             yield SealReport(key.origin, key.hour, seal, state, "; ".join(self._seals[key]))
 
-    def _audit_pieces(
-        self, note: Note, path: Path, held: Sequence["_HeldRows"]
-    ) -> Iterator[tuple[Findings, HourSummary]]:
+    def _audit_pieces(self, note: Note, path: Path, held: Sequence[HeldRows]) -> Iterator[tuple[Findings, HourSummary]]:
         key = note.key
-        check = SealCheck(_seal_of(note).facts)
-        for rows, until in _with_bounds(read_schedule(self._uri(key.file), key, path)):
+        check = SealCheck(seal_of(note).facts)
+        for rows, until in with_bounds(read_schedule(self._uri(key.file), key, path)):
             check.add(rows.schedule, rows.outcomes)
             realtime = join_targets([each.below(until) for each in held])
             yield audit_hour(key.origin, key.hour, rows.schedule, rows.outcomes, realtime, self.terms)
         self._seals[key] += [f"{self._uri(key.file)}: {what}" for what in check.differences()]
         self._verified.add(key)
 
-    def _held(self, key: ArchivedKey, folder: Path) -> Iterator["_HeldRows"]:
+    def _held(self, key: ArchivedKey, folder: Path) -> Iterator[HeldRows]:
         """What each realtime server that is in the archive holds of an hour; one with a damaged file is left out."""
         for note in self._messages.get((key.origin, key.hour), ()):
             name = self._uri(note.key.file)
             rows: Iterator[TargetRows] = iter(())
             if note.sha256:
                 try:
-                    rows = read_message(name, note.key, self._fetch(note, folder))
+                    rows = read_message(name, note.key, fetch_checked(self.store, note, folder))
                 except DamagedData as error:
                     self._fault(note.key, f"{error.path}: {error.what}")
                     continue
-            yield _HeldRows(Target(name, note.key.log_id, note.start_offset), rows)
-
-    def _fetch(self, note: Note, folder: Path) -> Path:
-        name = self._uri(note.key.file)
-        try:
-            path = self.store.fetch(note.key.file, folder)
-        except FileNotFoundError:
-            raise DamagedData(name, 0, f"the file is gone, and {self._uri(note.key.note)} names it") from None
-        if path.stat().st_size != note.size or file_sha256(path) != note.sha256:
-            raise DamagedData(name, 0, f"it is another file than {self._uri(note.key.note)} names")
-        return path
+            yield HeldRows(Target(name, note.key.log_id, note.start_offset), rows)
 
     def _read_note(self, key: ArchivedKey, folder: Path) -> None:
         name = self._uri(key.note)
@@ -200,7 +187,7 @@ class _Books:
         """Follow the chain of one delay server's seals, from the first one on."""
         number, before = -1, NO_SEAL
         for note in notes:
-            seal = _seal_of(note)
+            seal = seal_of(note)
             if seal.number == number:
                 self._seals[note.key].append(f"another hour has seal {number}, too")
                 continue
@@ -211,9 +198,9 @@ class _Books:
                 self._seals[note.key].append("the seal before it is not the one that it follows")
             number, before = seal.number, seal.sha256
 
-    def _compare_removed(self, note: Note, held: Sequence["_HeldRows"]) -> None:
+    def _compare_removed(self, note: Note, held: Sequence[HeldRows]) -> None:
         """Compare the seal of an hour whose rows are nowhere any more with what realtime servers held of it."""
-        facts = _seal_of(note).facts
+        facts = seal_of(note).facts
         sealed, found = Tally(facts.dispatched, facts.tally_first, facts.tally_second), Tally()
         for each in held:
             for rows in each.pieces:
@@ -229,43 +216,3 @@ class _Books:
 
     def _uri(self, name: str) -> str:
         return f"{self.store.uri}/{name}"
-
-
-def _seal_of(note: Note) -> Seal:
-    if note.seal is None:
-        raise AssertionError("a note of a schedule has its seal")
-    return note.seal
-
-
-class _HeldRows:
-    """The rows of one realtime server, taken from the front; only some pieces of its file are in memory."""
-
-    def __init__(self, target: Target, pieces: Iterator[TargetRows]) -> None:
-        none = np.empty(0, np.int64)
-        ids = none.view(np.uint64)
-        self.pieces = pieces
-        self._rest = TargetRows(ids, none, none, np.empty(0, BATCH), (target,), (), ids)
-
-    def below(self, until: int | None) -> TargetRows:
-        """The next rows, with sequences below this; None: all that are left."""
-        taken = [self._rest]
-        while until is None or not len(taken[-1].sequence) or int(taken[-1].sequence[-1]) < until:
-            piece = next(self.pieces, None)
-            if piece is None:
-                break
-            taken.append(piece)
-        last = taken[-1]
-        end = len(last.sequence) if until is None else int(np.searchsorted(last.sequence, np.uint64(until)))
-        self._rest, taken[-1] = last.take(slice(end, len(last.sequence))), last.take(slice(0, end))
-        return join_pieces(taken)
-
-
-def _with_bounds(pieces: Iterator[SealedRows]) -> Iterator[tuple[SealedRows, int | None]]:
-    """Each piece with the first sequence of the next one; None behind the last."""
-    before: SealedRows | None = None
-    for piece in pieces:
-        if before is not None:
-            yield before, int(piece.schedule.sequence[0])
-        before = piece
-    if before is not None:
-        yield before, None

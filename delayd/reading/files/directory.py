@@ -301,16 +301,15 @@ def missing_files(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
             yield DamagedData(path, 0, f"the file is gone, and the checkpoint counts {counted[path]}")
 
 
-def need_counted(disk: Disk, directory: Directory) -> None:
-    """Raise DamagedData when a file is gone, or a dispatch or message log is shorter than its checkpoint says."""
-    for error in missing_files(disk, directory):
-        raise error
+def not_counted(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
+    """Name each file that is gone, and each dispatch or message log that is shorter than its checkpoint says."""
+    yield from missing_files(disk, directory)
     for path, missing in _short(disk, directory).items():
         # A cut file stays cut; one that retention removed at this moment is not counted any more.
         if _short(disk, directory).get(path) == missing:
             size, length = missing
             what = f"the checkpoint says that {length - size} more bytes are there"
-            raise DamagedData(path, size + FILE_HEADER_BYTES, what)
+            yield DamagedData(path, size + FILE_HEADER_BYTES, what)
 
 
 def published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
@@ -332,7 +331,7 @@ def log_names(disk: Disk, folder: str) -> list[str]:
 def _short(disk: Disk, directory: Directory) -> dict[str, tuple[int, int]]:
     """Files that are shorter than the checkpoint counts, by path: their bytes of groups, and the counted ones."""
     if directory.role is Role.DELAY:
-        snapshot = take_snapshot(disk, directory)
+        snapshot = take_snapshot(disk, directory, tail=False)
         ends = {dispatch_path(directory.path, hour): end for hour, end in _ends(snapshot).items()}
     else:
         ends = published_ends(disk, directory)
