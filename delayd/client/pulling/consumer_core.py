@@ -87,6 +87,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
         self._too_late: Handles = []  # Messages that came while the consumer was closed.
         self._failure: DelaydError | None = None  # Why a PULL failed that nobody waited for; the next pull raises it.
         self._waiters: list[asyncio.Future[bool]] = []
+        self._ended = 0  # PULLs that have ended.
         self._giving_back: set[asyncio.Task[None]] = set()
         self.outage: DelaydError | None = None  # Why the last pull that got nothing has reached no server.
         self._is_silent = False  # No server has answered the last pull that got nothing.
@@ -412,7 +413,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
     def _pulled(self, pulled: Pulled | DelaydError | None, wanted: int) -> None:
         """Take the end of a PULL."""
         if isinstance(pulled, DelaydError):
-            if not self._waiters:
+            if all(waiter.done() for waiter in self._waiters):
                 self._failure = pulled
             self._wake(pulled)
             return
@@ -490,6 +491,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
 
     def _wake(self, failure: DelaydError | None) -> None:
         """Wake everybody who waits for the PULL under way, or raise the failure there."""
+        self._ended += 1
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.done():
@@ -501,11 +503,13 @@ class ConsumerCore(OnLoop, Generic[Batch]):
 
     async def _wait_for_pull(self, limit_s: float | None) -> bool:
         """Wait for the PULL under way; return whether it has ended in time. Raises its failure."""
+        ended = self._ended
         waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiters.append(waiter)
         limit = None if limit_s is None else self._loop.call_later(limit_s, _give_up, waiter)
         try:
-            return await waiter
+            # The answer may come between the end of the wait and the moment at which this goes on.
+            return await waiter or self._ended > ended
         except asyncio.CancelledError:
             if self._waiters in ([], [waiter]):
                 # The PULL would get messages for nobody, and keep them from other consumers for a while.

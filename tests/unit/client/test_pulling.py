@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 import delayd.client
-from delayd import AsyncConsumer, AsyncMessageBatch, Consumer, Message, MessageBatch
-from delayd.client.pulling import many_source, source
+from delayd import AsyncConsumer, AsyncMessageBatch, Consumer, Message, MessageBatch, MessageState, Producer
+from delayd.client.pulling import consumer_core, many_source, source
 from delayd.errors import (
     AlreadyClosed,
     BadHeaders,
@@ -32,6 +32,7 @@ from delayd.errors import (
     StaleHandle,
 )
 from delayd.net.connection import Connection
+from delayd.testing import InMemoryBroker
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType
 from tests.unit.client.consumers import consumer_of, until_answered
@@ -206,6 +207,22 @@ def test_rule_Q4_a_cancelled_pull_loses_nothing() -> None:
         assert world.realtime.acked == list(range(9)) and world.realtime.counted == []
 
     on_steady_loop(scenario)
+
+
+def test_an_answer_that_comes_in_the_moment_in_which_the_wait_for_it_ends_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_once = timedelta(0)
+    subjects = [f"many.{number}" for number in range(100)]
+    with InMemoryBroker(tick=True) as broker, Producer(broker.address) as producer:
+        receipt = producer.send(subjects[-1], b"1", delay=at_once)
+        wait_until(lambda: producer.get(subjects[-1], receipt=receipt).state is MessageState.DISPATCHED)
+        for number in range(40):
+            # As long as the server takes to make the groups, more or less.
+            monkeypatch.setattr(consumer_core, "SLACK_S", 0.001 * (1 + number // 2))
+            with Consumer(broker.address, subjects, f"g{number}", prefetch=False) as consumer:
+                batch = consumer.pull(wait=at_once)
+                assert len(batch) or batch.outage is not None, "a message is there"
 
 
 def test_what_is_on_its_way_at_the_close_goes_back_uncounted() -> None:
