@@ -5,4 +5,5 @@ A map, from the outside in.
     session     the program ``delayd spark-audit``, and the Spark session
     audit       the pure audit of `delayd.reading`, some hours a task
     source      the data source ``spark.read.format("delayd")``
+    sink        ``frame.write.format("delayd")``: rows become scheduled messages
 """

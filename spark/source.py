@@ -1,4 +1,5 @@
-"""The data source ``spark.read.format("delayd").option("view", "lifecycle").load(DATA)`` (docs/audit.md).
+"""The data source ``spark.read.format("delayd").option("view", "lifecycle").load(DATA)`` (docs/audit.md), which is a
+sink, too (docs/spark.md).
 
 Invariant: the driver fixes what is read (rule P3) when it plans a query. A task of a query that Spark repeats reads the
 same rows: load again to see what servers have written meanwhile.
@@ -9,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 from pyspark.sql.types import StructType
 
 from delayd.errors import BadArgument
@@ -22,6 +23,7 @@ from delayd.reading.plan import AuditPlan, plan_audit, plan_hours
 from delayd.reading.tables import SUMS, TABLES, HourTables, table_of
 
 from .audit import tasks_of
+from .sink import DelaydWriter, SinkOptions, check_columns
 
 ARROW_ROWS_MAX = 65_536  # About 10 MB of Arrow.
 OPTIONS = ("view", "from", "to", "tasks")
@@ -36,14 +38,22 @@ class DelaydDataSource(DataSource):
 
         frame = spark.read.format("delayd").option("view", "dispatch").load("/var/lib/delayd")
         frame.groupBy("hour", "outcome").count().show()
+        frame.select(…).write.format("delayd").option("meta", "127.0.0.1:7400").mode("append").save()
 
-    Options:
+    Options of a read:
         view: which table. ``lifecycle`` (the default), ``schedule``, ``dispatch``, ``message`` and ``accepted`` have
             one row for each message, and ``decision`` for each that a decision ended; ``consumption`` has one for each
             group of consumers; ``tally`` has one for what a segment of a realtime message log held of one hour.
         from: the first hour, as YYYYMMDDHH.
         to: the last hour, as YYYYMMDDHH.
         tasks: how many tasks read; the default is three for each core.
+
+    Options of a write, each of whose rows becomes a message:
+        meta: where meta listens, as ``host:port``; the default is that of `delayd.Producer`.
+        origin: a name for what is written, when rows have an ``id`` and no ``key``: the key is ``ORIGIN:ID``.
+        on_conflict: what happens when a pending message has the key: ``keep`` (the default) or ``replace``.
+        receipts: a folder, or its URI, that receives the receipts as Parquet files.
+        dry_run: ``true`` checks all rows and sends none.
     """
 
     @classmethod
@@ -66,6 +76,13 @@ class DelaydDataSource(DataSource):
         view = self._view()
         reader = SumsReader if view in SUMS else DelaydReader
         return reader(view, self.options["path"], range(first, last + 1), tasks, schema.names)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if overwrite:
+            raise BadArgument('messages can\'t be overwritten: write with .mode("append")')
+        options = SinkOptions.of(self.options)
+        check_columns(schema, options)
+        return DelaydWriter(options)
 
     def _check_names(self) -> None:
         # Spark hands every option on, so a name that is mistyped would change nothing and say nothing.

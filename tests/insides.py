@@ -350,6 +350,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.reading.tables",
         "spark.audit",
         "spark.session",
+        "spark.sink",
     ),
     "tamper": (
         "delayd.batch.batch",

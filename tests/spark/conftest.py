@@ -32,7 +32,7 @@ def session() -> "Iterator[SparkSession]":
     except BadSetting as error:
         pytest.skip(str(error))
     os.environ["JDK_JAVA_OPTIONS"] = JVM
-    session = open_session("local[1]")
+    session = open_session("local[1, 2]")  # A task that fails is run a second time.
     del os.environ["JDK_JAVA_OPTIONS"]
     for name, value in SETTINGS.items():
         session.conf.set(name, value)

@@ -9,8 +9,9 @@ from delayd.reading.arrow import findings_table, groups_table, hours_table
 from pyspark_delayd import DefaultSource
 from spark.audit import audit_data
 from spark.session import audit
+from spark.sink import OPTIONS as WRITTEN
 
-OPTIONS = ("view", "from", "to", "tasks")
+OPTIONS = ("view", "from", "to", "tasks", *WRITTEN)
 
 
 @pytest.mark.parametrize("function", [audit_data, audit, hours_table, findings_table, groups_table])
