@@ -1,4 +1,4 @@
-"""Audits of a data directory as Spark tasks, and its logs as a Spark data source (docs/audit.md).
+"""Audits of a data directory as Spark tasks, and its logs as a Spark data source (docs/audit.md, docs/spark-tables.md).
 
 A map, from the outside in.
 

@@ -18,6 +18,8 @@ What else is asked
     trace               one message through all logs
     verify              each byte against its checksum
     tables, arrow       the logs, and what realtime servers sum up, as columns for other engines
+    conditions          which rows of a table are wanted, and the hours that can have them
+    views               tables of many directories and archives, in parts (docs/spark-tables.md)
     data                `delayd.open_data`: hours and messages with what became of them (docs/reading.md)
     parquet, export     tables as files
     archive             sealed hours as files that outlive retention, and their audit (docs/archive.md)

@@ -36,6 +36,7 @@ from delayd.reading.files.directory import (
     take_what_is_there,
     was_removed,
 )
+from delayd.reading.files.items import first_key
 from delayd.reading.files.origins import (
     NO_DECISIONS,
     LoggedDecisions,
@@ -632,7 +633,7 @@ def _rows_of(
             bodies = [None if left_out else body for body, left_out in zip(bodies, gone.tolist(), strict=True)]
     packed = list(_items(held, ColumnId.HEADERS_END, rows))
     own = (item.decode("utf-8", "backslashreplace") for item in _items(held, ColumnId.KEY_END, rows))
-    keys = [key or _label(headers) for key, headers in zip(own, packed, strict=True)]
+    keys = [key or first_key(headers) for key, headers in zip(own, packed, strict=True)]
     tags = [decode_tags(item) for item in _items(held, ColumnId.TAGS_END, rows)]
     has_origins = ColumnId.ORIGIN_SEQUENCE in batch
     origins = batch.uint64s(ColumnId.ORIGIN_SEQUENCE)[rows].tolist() if has_origins else [0] * len(rows)
@@ -650,16 +651,6 @@ def _rows_of(
         origins,
     )
     return [FoundRow(log_id, *fields) for fields in zip(*columns, strict=True)]
-
-
-def _label(headers: bytes) -> str | None:
-    """The key of the first life of a row, which the headers of its later lives name."""
-    if KEY.encode() not in headers:
-        return None
-    try:
-        return str(decode_headers(headers).get(KEY) or "") or None
-    except BadHeaders:
-        return None  # Intake refuses such headers, so a file was changed, and nothing is known.
 
 
 def _items(held: HeldBatch, column: ColumnId, rows: Int64s) -> list[bytes]:

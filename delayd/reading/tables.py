@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,11 @@ from delayd.errors import BadSetting
 from delayd.hours import hour_name
 from delayd.log.hour import OutcomeRows
 from delayd.outcome import Outcome, Proof, Reason, reason_name
-from delayd.reading.audit import STATES, Classes, FiledByLog
+from delayd.reading.audit import STATES, AuditTerms, Classes, FiledByLog
 from delayd.reading.consumption import GroupBooks
 from delayd.reading.files.origins import take_outcomes
 from delayd.reading.files.row_arrays import Fields, Join, JoinedFields, ScheduleRows, Sparse, TargetRows, UInt64s
-from delayd.reading.plan import AuditPlan, HourBooks
+from delayd.reading.plan import AuditPlan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +124,7 @@ def columns_of(types: Types, rows: Sequence[tuple[Value, ...]]) -> Columns:
             names = [str(value or "") for value in values]
             columns[name] = Cells(np.arange(len(names)), known, names)
         else:
-            numbers = np.array([value or 0 for value in values], np.int64)
+            numbers = np.array([value or 0 for value in values], np.bool_ if kind == "boolean" else np.int64)
             columns[name] = Cells(numbers, known, instant=kind == "timestamp")
     return columns
 
@@ -249,10 +249,25 @@ class LogTables:
         return Cells(subjects, join.known, [*self.schedule.subjects, ""])
 
 
+class KnownHour(Protocol):
+    """One hour of a delay server: in a data directory a `HourBooks`, or some rows of it in an archive."""
+
+    @property
+    def hour(self) -> int: ...
+    @property
+    def log_id(self) -> int: ...
+    @property
+    def terms(self) -> AuditTerms: ...
+    def schedule(self) -> ScheduleRows: ...
+    def outcomes(self) -> OutcomeRows: ...
+    def realtime(self) -> TargetRows: ...
+    def accepted(self) -> FiledByLog: ...
+
+
 class HourTables(LogTables):
     """The books of one hour, each log read at most once."""
 
-    def __init__(self, books: HourBooks) -> None:
+    def __init__(self, books: KnownHour) -> None:
         super().__init__(books.hour, books.log_id, books.schedule, books.outcomes)
         self.books = books
 

@@ -3,29 +3,23 @@
 import pickle
 import shutil
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 from freezegun import freeze_time
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from bench.directory import DirectoryWriter, Shape
 from delayd.errors import BadArgument, DamagedData, DelaydError
-from delayd.log.pull import PullEntry, PullOp
 from delayd.machine.disk import RealDisk
-from delayd.outcome import Outcome
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files.target_index import Chunk, LogPiece, split_piece
 from delayd.reading.plan import plan_audit
 from delayd.reading.seals import SealState
-from pyspark_delayd import DefaultSource
 from spark.audit import audit_part, scan_in
 from spark.session import audit
-from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books, Row
+from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 from tests.trust import put_secrets
 from tests.unit.cli.runner import Ran, run
 
@@ -41,32 +35,6 @@ pytestmark = [
 ]
 
 NOW_MS = START_MS + 3 * HOUR_MS
-
-
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Books:
-    """Three hours with one of each fault in the second, an hour that is pending, rows filed and rows not filed."""
-    books = Books(str(tmp_path_factory.mktemp("books")))
-    first = books.send([START_MS + row for row in range(40)], subjects=("orders", "bills"))
-    books.hand_over(first)
-    books.checkpoint()
-    rows = books.send([START_MS + HOUR_MS + row for row in range(40)])
-    lost, late, early, twice, told_otherwise, dead, *sound = rows
-    del lost
-    books.hand_over([late], delay_ms=5_000)
-    books.hand_over([early], claimed_ms=START_MS)
-    books.record(books.hand_over([twice]))
-    ((hour, part),) = books.hand_over([told_otherwise], record=False)
-    books.record([(hour, part._replace(target_offset=8))])
-    books.decide([dead], Outcome.DEAD)
-    books.hand_over(sound)
-    books.store([Row(9_999, START_MS + HOUR_MS, 0, "ghosts")], "ghosts", hour, START_MS + HOUR_MS, START_MS + HOUR_MS)
-    books.send([START_MS + 50 * HOUR_MS])
-    books.see_all(NOW_MS)
-    books.consume("orders", "g", [PullEntry(PullOp.PULL, 1, 1, 77, 0, 0, 2, START_MS)])
-    books.tally([(0, 1, DELAY_ID, HOUR - 33, 0, 7, 3, 5, 2, 0)])
-    books.close()
-    return books
 
 
 def test_the_figures_and_findings_equal_those_without_spark(faulty: Books) -> None:
@@ -191,86 +159,6 @@ def test_tasks_scan_the_realtime_logs_by_segments_and_say_what_one_process_says(
 def test_a_frozen_clock_decides_what_is_pending(faulty: Books) -> None:
     with freeze_time("2026-11-20T16:30:00Z", ignore=["pyspark", "py4j"]):
         assert audit(faulty.root).total.pending == 2
-
-
-@pytest.mark.parametrize(
-    ("view", "rows"),
-    [
-        ("accepted", 40),
-        ("schedule", 81),
-        ("dispatch", 80),
-        ("message", 79),
-        ("lifecycle", 81),
-        ("consumption", 1),
-        ("tally", 1),
-    ],
-)
-@pytest.mark.parametrize("tasks", [1, 5])
-def test_the_data_source_has_a_table_for_each_log(faulty: Books, view: str, rows: int, tasks: int) -> None:
-    # Spark starts two Pythons for each query, so here the source is called as those call it.
-    source = DefaultSource({"view": view, "tasks": str(tasks), "path": faulty.root})
-    schema = StructType.fromDDL(source.schema())
-    assert isinstance(schema, StructType)
-    reader = source.reader(schema)
-    read = [batch for partition in reader.partitions() for batch in reader.read(partition)]
-    batches = [batch for batch in read if isinstance(batch, pa.RecordBatch)]
-    assert sum(batch.num_rows for batch in batches) == rows
-    # Spark refuses a batch of any other schema.
-    assert {batch.schema for batch in batches} == {to_arrow_schema(schema, timezone="UTC")}
-
-
-def test_the_sums_of_a_realtime_server_are_tables(session: "SparkSession", faulty: Books) -> None:
-    (group,) = session.read.format("delayd").option("view", "consumption").load(faulty.root).collect()
-    assert (group["subject"], group["consumers"], group["pulled"], group["outstanding"]) == ("orders", "g", 2, 2)
-    tallies = session.read.format("delayd").option("view", "tally").load(faulty.root)
-    assert [tuple(row) for row in tallies.select("hour", "messages").collect()] == [("2026111907", 7)]
-
-
-def test_lifecycle_says_of_each_message_what_became_of_it_and_how_late(session: "SparkSession", faulty: Books) -> None:
-    frame = session.read.format("delayd").load(faulty.root)
-    rows = {row["sequence"]: row for row in frame.collect()}
-    assert (rows[2]["subject"], rows[2]["outcome"], rows[2]["hour"]) == ("bills", "DISPATCHED", "2026112016")
-    assert rows[41]["outcome"] is None and rows[41]["late_ms"] is None
-    assert rows[42]["late_ms"] == timedelta(seconds=5) // timedelta(milliseconds=1)
-    assert rows[46]["outcome"] == "DEAD" and rows[46]["target"] is None
-
-
-def test_a_query_that_names_two_columns_and_one_hour_reads_no_more(session: "SparkSession", faulty: Books) -> None:
-    source = session.read.format("delayd").option("from", "2026112017").option("to", "2026112017")
-    frame = source.schema("sequence long, subject string").load(faulty.root)
-    assert frame.columns == ["sequence", "subject"] and frame.count() == 40
-
-
-def test_an_unknown_view_is_refused_by_name(session: "SparkSession", faulty: Books) -> None:
-    with pytest.raises(
-        Exception,
-        match="view 'bodies' is not one of accepted, decision, schedule, dispatch, message, lifecycle, consumption",
-    ):
-        session.read.format("delayd").option("view", "bodies").load(faulty.root).count()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"tasks": "0"}, "tasks '0' is no number of tasks"),
-        ({"tasks": "-1"}, "tasks '-1' is no number of tasks"),
-        ({"tasks": "many"}, "tasks 'many' is no number of tasks"),
-        ({"form": "2026112016"}, "option 'form' is not one of view, from, to, tasks"),
-        ({"from": "2026-11-20"}, "'2026-11-20' is no hour"),
-        ({"from": "2026112017", "to": "2026112016"}, "from 2026112017 is after to 2026112016"),
-        ({"view": "tally", "limit": "3"}, "option 'limit' is not one of"),
-    ],
-)
-def test_an_option_that_would_read_nothing_or_be_ignored_is_refused_by_name(
-    faulty: Books, options: dict[str, str], words: str
-) -> None:
-    with pytest.raises(BadArgument, match=words):
-        DefaultSource({**options, "path": faulty.root}).reader(StructType())
-
-
-def test_a_query_with_a_refused_option_ends_with_the_words(session: "SparkSession", faulty: Books) -> None:
-    with pytest.raises(Exception, match="option 'form' is not one of view, from, to, tasks"):
-        session.read.format("delayd").option("form", "2026112016").load(faulty.root).count()
 
 
 def test_an_audit_by_no_tasks_is_refused_by_name(faulty: Books) -> None:

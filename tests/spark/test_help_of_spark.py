@@ -11,7 +11,7 @@ from spark.audit import audit_data
 from spark.session import audit
 from spark.sink import OPTIONS as WRITTEN
 
-OPTIONS = ("view", "from", "to", "tasks", *WRITTEN)
+OPTIONS = ("view", "from", "to", "subject", "with", "tasks", "pushdown", *WRITTEN)
 
 
 @pytest.mark.parametrize("function", [audit_data, audit, hours_table, findings_table, groups_table])

@@ -43,6 +43,7 @@ from delayd.net import budget, machine
 from delayd.net.registration import RegistrationState
 from delayd.reading import export, tables
 from delayd.reading.findings import SENTENCES
+from delayd.reading.views.query import AUDITED, SEALS, types_of
 from delayd.wire import frame, scheduling, status
 from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, LISTS, MAPS, META, REALTIME, RequestType, named_types
@@ -315,6 +316,14 @@ def _columns() -> Iterator[str]:
         yield f"| `{table}` | {', '.join(f'`{name}`{kind}' for name, kind in named)} |"
 
 
+def _views() -> Iterator[str]:
+    yield from ("| view | columns |", "|---|---|")
+    for view in (*AUDITED, SEALS):
+        types = types_of(view)
+        named = ((name, "" if kind == "long" else f" {kind}") for name, kind in types.items() if kind != "timestamp")
+        yield f"| `{view}` | {', '.join(f'`{name}`{kind}' for name, kind in named)} |"
+
+
 def _archived_columns() -> Iterator[str]:
     yield from ("| table | columns |", "|---|---|")
     kinds: dict[str, Mapping[str, tuple[str, object]]] = {
@@ -448,6 +457,7 @@ STATE_KEYS = (
 )
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "columns": _columns,
+    "views": _views,
     "archived_columns": _archived_columns,
     "commands": _commands,
     "findings": _findings,

@@ -23,13 +23,12 @@ from delayd.reading.archive.notes import (
     TABLES,
     ArchivedKey,
     Note,
-    decode_note,
     key_of_note,
 )
-from delayd.reading.archive.pieces import HeldRows, fetch_checked, seal_of, with_bounds
-from delayd.reading.archive.rows import join_targets, read_message, read_schedule
+from delayd.reading.archive.pieces import HeldRows, audit_pieces, fetch_checked, fetch_note, seal_of, with_bounds
+from delayd.reading.archive.rows import read_message, read_schedule
 from delayd.reading.archive.store import ArchiveStore
-from delayd.reading.audit import LATE_MS_LIMIT, AuditTerms, Span, Spans, audit_hour
+from delayd.reading.audit import LATE_MS_LIMIT, AuditTerms, Span, Spans
 from delayd.reading.books import FINDINGS_LIMIT, AuditReport, Collected
 from delayd.reading.files.row_arrays import BATCH, Target, TargetRows
 from delayd.reading.files.target_index import TargetIndex
@@ -148,10 +147,8 @@ class _Books:
     def _audit_pieces(self, note: Note, path: Path, held: Sequence[HeldRows]) -> Iterator[tuple[Findings, HourSummary]]:
         key = note.key
         check = SealCheck(seal_of(note).facts)
-        for rows, until in with_bounds(read_schedule(self._uri(key.file), key, path)):
-            check.add(rows.schedule, rows.outcomes)
-            realtime = join_targets([each.below(until) for each in held])
-            yield audit_hour(key.origin, key.hour, rows.schedule, rows.outcomes, realtime, self.terms)
+        pieces = with_bounds(read_schedule(self._uri(key.file), key, path))
+        yield from audit_pieces(key, pieces, held, self.terms, check)
         self._seals[key] += [f"{self._uri(key.file)}: {what}" for what in check.differences()]
         self._verified.add(key)
 
@@ -169,9 +166,8 @@ class _Books:
             yield HeldRows(Target(name, note.key.log_id, note.start_offset), rows)
 
     def _read_note(self, key: ArchivedKey, folder: Path) -> None:
-        name = self._uri(key.note)
         try:
-            note = decode_note(name, key, self.store.fetch(key.note, folder).read_bytes())
+            note = fetch_note(self.store, key, folder)
         except FileNotFoundError:
             return  # Somebody removes the archive at this moment.
         except DamagedData as error:

@@ -3,17 +3,21 @@
 Importing it needs pyarrow.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from delayd.errors import DamagedData
-from delayd.log.hour import Seal
-from delayd.reading.archive.notes import Note, file_sha256
-from delayd.reading.archive.rows import join_pieces
+from delayd.log.hour import NO_OUTCOMES, OutcomeRows, Seal
+from delayd.reading.archive.notes import ArchivedKey, Note, decode_note, file_sha256
+from delayd.reading.archive.rows import join_pieces, join_targets
 from delayd.reading.archive.store import ArchiveStore
-from delayd.reading.files.row_arrays import BATCH, Target, TargetRows
+from delayd.reading.audit import AuditTerms, FiledByLog, audit_hour
+from delayd.reading.files.row_arrays import BATCH, RowCollector, ScheduleRows, Sparse, Target, TargetRows
+from delayd.reading.findings import Findings, HourSummary
+from delayd.reading.seals import SealCheck
 from delayd.reading.tables import SealedRows
 
 
@@ -29,11 +33,43 @@ def fetch_checked(store: ArchiveStore, note: Note, folder: Path) -> Path:
     return path
 
 
+def fetch_note(store: ArchiveStore, key: ArchivedKey, folder: Path) -> Note:
+    """The note of a file. Raises FileNotFoundError, DamagedData, NewerFormat."""
+    return decode_note(f"{store.uri}/{key.note}", key, store.fetch(key.note, folder).read_bytes())
+
+
 def seal_of(note: Note) -> Seal:
     """The seal in the note of a schedule."""
     if note.seal is None:
         raise AssertionError("a note of a schedule has its seal")
     return note.seal
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedRows:
+    """Rows of an archived hour, as tables and audits want them."""
+
+    log_id: int
+    hour: int
+    terms: AuditTerms
+    sealed: SealedRows
+    held: TargetRows
+
+    def schedule(self) -> ScheduleRows:
+        return self.sealed.schedule
+
+    def outcomes(self) -> OutcomeRows:
+        return self.sealed.outcomes
+
+    def realtime(self) -> TargetRows:
+        return self.held
+
+    def accepted(self) -> FiledByLog:
+        """No message log is archived."""
+        return FiledByLog(RowCollector().rows(), 0, 0, 0)
+
+
+NOT_SEALED = SealedRows(RowCollector().rows(), NO_OUTCOMES, Sparse())  # Of an hour whose schedule nobody asks for.
 
 
 class HeldRows:
@@ -68,3 +104,17 @@ def with_bounds(pieces: Iterator[SealedRows]) -> Iterator[tuple[SealedRows, int 
         before = piece
     if before is not None:
         yield before, None
+
+
+def audit_pieces(
+    key: ArchivedKey,
+    pieces: Iterator[tuple[SealedRows, int | None]],
+    held: Sequence[HeldRows],
+    terms: AuditTerms,
+    check: SealCheck,
+) -> Iterator[tuple[Findings, HourSummary]]:
+    """Audit an archived hour piece by piece; ``check`` compares its rows with its seal."""
+    for rows, until in pieces:
+        check.add(rows.schedule, rows.outcomes)
+        realtime = join_targets([each.below(until) for each in held])
+        yield audit_hour(key.origin, key.hour, rows.schedule, rows.outcomes, realtime, terms)

@@ -23,9 +23,10 @@ from delayd.log.hour import PART, OutcomeRows
 from delayd.outcome import Outcome
 from delayd.reading.archive.notes import VERSION, ArchivedKey
 from delayd.reading.arrow import TYPES
+from delayd.reading.conditions import Condition
 from delayd.reading.files.row_arrays import BATCH, ScheduleRows, Sorter, Sparse, Target, TargetRows, UInt64s, rises
 from delayd.reading.parquet import GROUP_ROWS, ParquetRows
-from delayd.reading.tables import ARCHIVED_MESSAGE, ARCHIVED_SCHEDULE, REASONS, SealedRows, Types
+from delayd.reading.tables import ARCHIVED_MESSAGE, ARCHIVED_SCHEDULE, REASONS, Cells, SealedRows, Types
 
 SCHEDULE_TYPES: Types = {name: kind for name, (kind, _) in ARCHIVED_SCHEDULE.items()}
 MESSAGE_TYPES: Types = {name: kind for name, (kind, _) in ARCHIVED_MESSAGE.items()}
@@ -52,8 +53,12 @@ def write_message(path: Path, key: ArchivedKey, rows: TargetRows) -> None:
             file.write({name: make(piece) for name, (_, make) in ARCHIVED_MESSAGE.items()})
 
 
-def read_schedule(name: str, key: ArchivedKey, path: Path) -> Iterator[SealedRows]:
+def read_schedule(
+    name: str, key: ArchivedKey, path: Path, conditions: Sequence[Condition] = ()
+) -> Iterator[SealedRows]:
     """Read a file of the table ``schedule`` piece by piece, by rising sequence; ``name`` is what errors call it.
+
+    Rows that do not meet all ``conditions`` on columns of the file are left out, and a piece without any other.
 
     Raises:
         DamagedData: it is no such file, or another hour's or server's.
@@ -61,7 +66,10 @@ def read_schedule(name: str, key: ArchivedKey, path: Path) -> Iterator[SealedRow
     """
     last = -1
     for piece in _pieces(name, key, path, SCHEDULE_TYPES):
-        rows = _scheduled(piece)
+        wanted = piece.meeting(conditions)
+        if not len(wanted) and conditions:
+            continue
+        rows = _scheduled(wanted)
         sequence = rows.schedule.sequence
         if len(sequence):
             if int(sequence[0]) <= last or not (sequence[1:] > sequence[:-1]).all():
@@ -151,6 +159,22 @@ class _Piece:
         names = [*column.dictionary.to_pylist(), ""]
         index = column.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
         return index, names
+
+    def meeting(self, conditions: Sequence[Condition]) -> "_Piece":
+        """The rows that meet all conditions on columns that are here."""
+        table = self._table
+        for each in conditions:
+            if each.column in table.column_names:
+                table = table.filter(pa.array(each.rows(_Piece(table).cells(each.column))))
+        return _Piece(table)
+
+    def cells(self, name: str) -> Cells:
+        """A column as tables have it."""
+        if pa.types.is_string(self._table.schema.field(name).type):
+            index, names = self.names(name)
+            return Cells(index, self.known(name), names)
+        values = self.flags(name) if pa.types.is_boolean(self._table.schema.field(name).type) else self.longs(name)
+        return Cells(values, self.known(name))
 
     def _column(self, name: str) -> pa.Array:
         column = self._table.column(name).combine_chunks()

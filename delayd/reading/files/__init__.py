@@ -6,5 +6,6 @@ A map, from names to rows.
     stored_groups   the groups of logs: whole, without bodies, behind damage, by indexes; whether they follow each other
     row_arrays      rows of many batches as flat arrays; sorting them, and joining the rows of two logs
     origins         an hour at its delay server: schedule log, message log, dispatch log, and decisions
+    items           keys, tags, headers and bodies of single rows
     target_index    the same hour at the realtime servers: an index of batches, and their rows
 """

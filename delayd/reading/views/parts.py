@@ -1,0 +1,238 @@
+"""Parts: what one process reads of a view: hours of data directories and of archives, and rows that are known already.
+
+Invariant: a part that is read again gives the same rows. An hour whose files do not check has no rows, and is DAMAGED
+in the view ``hours``; the other hours of the part are read.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+
+from delayd.batch.columns import Int64s
+from delayd.errors import DamagedData
+from delayd.hours import HOUR_MS, hour_name
+from delayd.machine.disk import RealDisk
+from delayd.reading.archive.notes import ArchivedKey, Note
+from delayd.reading.archive.pieces import (
+    NOT_SEALED,
+    ArchivedRows,
+    HeldRows,
+    audit_pieces,
+    fetch_checked,
+    fetch_note,
+    seal_of,
+    with_bounds,
+)
+from delayd.reading.archive.rows import join_targets, read_message, read_schedule
+from delayd.reading.archive.store import ArchiveStore, open_store
+from delayd.reading.audit import AuditTerms
+from delayd.reading.books import audit_books, seal_books
+from delayd.reading.conditions import due_ms_max
+from delayd.reading.files.items import read_items
+from delayd.reading.files.origins import MessageTail
+from delayd.reading.files.row_arrays import Target, TargetRows, UInt64s
+from delayd.reading.findings import COUNTS, QUANTILES, Finding, Findings, HourSummary, join_findings, join_parts
+from delayd.reading.plan import AuditPlan, HourBooks, plan_hours
+from delayd.reading.seals import SealBook, SealCheck
+from delayd.reading.tables import TABLES, Columns, HourTables, Value, columns_of, count_rows
+from delayd.reading.views.query import AT_TARGETS, AUDITED, HOURS, ViewQuery
+
+HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoch.
+# States of an hour besides OPEN and CLOSED; the rows of a BROKEN one are not those of its seal.
+SEALED, BROKEN, DAMAGED = "SEALED", "BROKEN", "DAMAGED"
+# Columns that a schedule in an archive has as the views have them.
+SAME_IN_ARCHIVE = ("sequence", "subject", "deliver_at_ms", "outcome")
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryHours:
+    """Hours of a plan, with the ends of their message logs; None: the part reads these itself.
+
+    ``shares`` says of an hour that several parts read which of its pieces this one reads: each n-th from the k-th on.
+    ``damaged`` says of hours what is wrong with their files.
+    """
+
+    plan: AuditPlan
+    tails: tuple[MessageTail, ...] | None
+    shares: Mapping[HourOf, tuple[int, int]]
+    damaged: Mapping[HourOf, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedHour:
+    """An hour of an archive: its schedule, and what realtime servers held of it."""
+
+    uri: str
+    schedule: ArchivedKey
+    messages: tuple[ArchivedKey, ...]
+    terms: AuditTerms
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPart:
+    """What one process reads; it can be pickled."""
+
+    query: ViewQuery
+    directories: tuple[DirectoryHours, ...] = ()
+    archived: tuple[ArchivedHour, ...] = ()
+    rows: tuple[Columns, ...] = ()  # Tables that the planner has made already.
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Read the rows. Raises LogMoved when a server moved its files on since the plan was made."""
+        for table in self.rows:
+            yield from self.query.batches(count_rows(table), table.__getitem__)
+        for hours in self.directories:
+            yield from _read_directory(self.query, hours)
+        for hour in self.archived:
+            yield from _read_archived(self.query, hour)
+
+
+def hour_row(key: HourOf, state: str, detail: str, summary: HourSummary | None) -> tuple[Value, ...]:
+    """An hour as a row of the view ``hours``; figures are null without a summary, and the hour when it is 0."""
+    log_id, hour = key
+    begins_ms = hour * HOUR_MS if hour else None
+    names = hour_name(hour) if hour else None, f"{log_id:016x}", begins_ms, begins_ms, state, detail or None
+    if summary is None:
+        return (*names, *(None for _ in (*COUNTS, *QUANTILES)), None)
+    late = (summary.late_ms(quantile) for quantile in QUANTILES)
+    return (*names, *(int(getattr(summary, name)) for name in COUNTS), *late, summary.balanced)
+
+
+def finding_row(finding: Finding) -> tuple[Value, ...]:
+    """A finding as a row of the view ``findings``; one about totals has no message."""
+    due_ms = finding.deliver_at_ms if finding.sequence else None
+    name = hour_name(finding.hour) if finding.hour else None
+    kind, subject = finding.kind.name, finding.subject or None
+    return name, f"{finding.log_id:016x}", kind, subject, finding.sequence or None, due_ms, due_ms, finding.detail
+
+
+def _read_directory(query: ViewQuery, hours: DirectoryHours) -> Iterator[pa.RecordBatch]:
+    disk = RealDisk()
+    books = seal_books(disk, hours.plan) if query.view in AUDITED else {}
+    for hour in plan_hours(disk, hours.plan, hours.tails):
+        key = hour.log_id, hour.hour
+        what = hours.damaged.get(key)
+        if what is None:
+            try:
+                if books:
+                    yield from _audit_directory_hour(query, hour, hours.plan, books[hour.log_id])
+                else:
+                    first, step = hours.shares.get(key, (0, 1))
+                    for piece in hour.parts()[first::step]:
+                        yield from _table(query, HourTables(piece), hour)
+            except DamagedData as error:
+                what = error.message
+        if what is not None:
+            yield from _damaged(query, key, what)
+
+
+def _audit_directory_hour(
+    query: ViewQuery, hour: HourBooks, plan: AuditPlan, book: SealBook
+) -> Iterator[pa.RecordBatch]:
+    found, summary, differs = audit_books(hour, plan.helds, book)
+    snapshot, state = hour.origin.snapshot, "OPEN"
+    if snapshot.is_closed(hour.hour):
+        state = SEALED if snapshot.is_sealed(hour.hour) else "CLOSED"
+    yield from _judged(query, (hour.log_id, hour.hour), state, differs or [], summary, found)
+
+
+def _read_archived(query: ViewQuery, hour: ArchivedHour) -> Iterator[pa.RecordBatch]:
+    key = hour.schedule.origin, hour.schedule.hour
+    store = open_store(hour.uri)
+    try:
+        with TemporaryDirectory() as folder:
+            note = fetch_note(store, hour.schedule, Path(folder))
+            # Without a digest retention was faster than the archiver.
+            if note.sha256 and _may_be_due(query, note):
+                yield from _archived_rows(query, hour, store, note, Path(folder))
+    except FileNotFoundError as error:
+        yield from _damaged(query, key, f"a note of the archive is gone: {error}")
+    except DamagedData as error:
+        yield from _damaged(query, key, error.message)
+
+
+def _archived_rows(
+    query: ViewQuery, hour: ArchivedHour, store: ArchiveStore, note: Note, folder: Path
+) -> Iterator[pa.RecordBatch]:
+    log_id, number = note.key.origin, note.key.hour
+    held = [_held(store, key, folder) for key in hour.messages] if query.view in AT_TARGETS else []
+    if query.view == "message":
+        for each in held:
+            for piece in each.pieces:
+                yield from _table(query, ArchivedTables(ArchivedRows(log_id, number, hour.terms, NOT_SEALED, piece)))
+        return
+    path, name = fetch_checked(store, note, folder), f"{store.uri}/{note.key.file}"
+    if query.view in AUDITED:
+        check = SealCheck(seal_of(note).facts)
+        pieces = with_bounds(read_schedule(name, note.key, path))
+        found = list(audit_pieces(note.key, pieces, held, hour.terms, check))
+        summary, findings = join_parts([each for _, each in found]), join_findings([each for each, _ in found])
+        yield from _judged(query, (log_id, number), SEALED, check.differences(), summary, findings)
+        return
+    conditions = [each for each in query.conditions if each.column in SAME_IN_ARCHIVE]
+    for rows, until in with_bounds(read_schedule(name, note.key, path, conditions)):
+        realtime = join_targets([each.below(until) for each in held])
+        yield from _table(query, ArchivedTables(ArchivedRows(log_id, number, hour.terms, rows, realtime)))
+
+
+def _held(store: ArchiveStore, key: ArchivedKey, folder: Path) -> HeldRows:
+    note, name = fetch_note(store, key, folder), f"{store.uri}/{key.file}"
+    rows: Iterator[TargetRows] = iter(())
+    if note.sha256:
+        rows = read_message(name, key, fetch_checked(store, note, folder))
+    return HeldRows(Target(name, key.log_id, note.start_offset), rows)
+
+
+def _may_be_due(query: ViewQuery, note: Note) -> bool:
+    latest_ms = due_ms_max(query.conditions)
+    return latest_ms is None or query.view not in TABLES or seal_of(note).facts.due_min_ms <= latest_ms
+
+
+def _judged(
+    query: ViewQuery, key: HourOf, state: str, differs: Sequence[str], summary: HourSummary, findings: Findings
+) -> Iterator[pa.RecordBatch]:
+    if query.view == HOURS:
+        yield from _audited(query, [hour_row(key, BROKEN if differs else state, "; ".join(differs), summary)])
+    else:
+        yield from _audited(query, [finding_row(each) for each in findings])
+
+
+def _damaged(query: ViewQuery, key: HourOf, what: str) -> Iterator[pa.RecordBatch]:
+    if query.view == HOURS:
+        yield from _audited(query, [hour_row(key, DAMAGED, what, None)])
+
+
+def _audited(query: ViewQuery, rows: Sequence[tuple[Value, ...]]) -> Iterator[pa.RecordBatch]:
+    table = columns_of(AUDITED[query.view], rows)
+    return query.batches(len(rows), table.__getitem__)
+
+
+def _table(query: ViewQuery, tables: HourTables, hour: HourBooks | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a table that stand in the logs of an hour; items are read where its files are."""
+
+    def items(rows: Int64s) -> dict[str, list[object]]:
+        if hour is None:
+            return {}
+        return read_items(hour.disk, hour.origin.snapshot, hour.hour, tables.schedule.take(rows), query.items)
+
+    kind = TABLES[query.view]
+    columns = kind.columns
+    return query.batches(kind.count(tables), lambda name: columns[name][1](tables), items)
+
+
+class ArchivedTables(HourTables):
+    """Some rows of an archived hour, whose outcomes name other rows in a column of their own."""
+
+    def __init__(self, rows: ArchivedRows) -> None:
+        super().__init__(rows)
+        self._others = rows.sealed.others
+
+    @cached_property
+    def others(self) -> UInt64s:
+        found: UInt64s = self._others.of(self.outcomes.sequences).view(np.uint64)
+        return found
