@@ -85,6 +85,7 @@ _TEXTS = {
     "segment_bytes": "size of one file of a log, which is removed as a whole",
     "retention_hours": "how long a sealed hour is kept after its end, for audits",
     "seal_hook": "command of the shell that gets a line of each new seal on its stdin",
+    "retention_waits": "delete no hour while the command of seal_hook has not taken all seals",
     "retention_ms": "how long messages are kept at least, also when every group has acknowledged them",
 }
 _METAVARS = {

@@ -190,6 +190,7 @@ class DelayConfig(RegisteringConfig):
     segment_bytes: int = _number(256 * MIB, 4096, 64 * GIB)
     retention_hours: int = _number(72, 1, 100 * 366 * 24)  # Sealed hours are kept for a long weekend's audit.
     seal_hook: str = ""  # A command of the shell that gets a line of each new seal; empty: none.
+    retention_waits: bool = False  # Whether hours are kept while the command has not taken all seals.
 
     def _check_relations(self) -> None:
         self._need(
@@ -206,6 +207,11 @@ class DelayConfig(RegisteringConfig):
             self.free_bytes_far >= self.free_bytes_all,
             "free_bytes_far",
             f"far messages are refused first: set it to free_bytes_all ({self.free_bytes_all}) or more",
+        )
+        self._need(
+            bool(self.seal_hook) or not self.retention_waits,
+            "retention_waits",
+            "it waits for the command of seal_hook: set that, too",
         )
         in_flight = self.frames_in_flight_max * self.frame_bytes_max
         self._need(

@@ -15,10 +15,12 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Protocol
 
+from delayd.config import DelayConfig
 from delayd.errors import DelaydError
 from delayd.hours import hour_name
-from delayd.log.hour import Seal
+from delayd.log.hour import Seal, SealMark
 from delayd.machine.disk import replace_whole
 from delayd.machine.operating import Wait, WaitKind, counted
 
@@ -32,22 +34,32 @@ MODE = 0o644
 
 log = logging.getLogger(__name__)
 
-Read = Callable[[int, Callable[[Sequence[Seal]], None]], None]
-"""Calls back with the durable seals from a number on."""
+
+class Seals(Protocol):
+    """The seal log of a server, and what deletes its hours; see `Retention`."""
+
+    waits: Callable[[], bool]
+
+    def seal_end(self) -> SealMark | None:
+        """Up to where the seal log is durable; None while it is damaged."""
+
+    def seals_since(self, number: int, done: Callable[[Sequence[Seal]], None]) -> None:
+        """Call back with the durable seals from a number on; with none while the seal log can't be read."""
 
 
 class SealHook:
     """Runs the command; `run` is a task of the server's loop."""
 
-    def __init__(self, command: str, folder: str, count: Callable[[], int], read: Read) -> None:
-        """``count`` says how many seals are durable, and ``read`` reads them."""
-        self._command = command
-        self._path = f"{folder}/{TOLD_FILE}"
-        self._count, self._read = count, read
+    def __init__(self, config: DelayConfig, seals: Seals) -> None:
+        self._command = config.seal_hook
+        self._path = f"{config.folder}/{TOLD_FILE}"
+        self._seals = seals
         told = _told(self._path)
         # The seal log of a restored directory may have fewer seals, and others: all are told again.
-        self._told = told if told <= count() else 0
+        self._told = told if told <= self._count() else 0
         self._why = ""  # Why the command failed last.
+        if config.retention_waits:
+            seals.waits = lambda: (end := seals.seal_end()) is None or self._told < end.seals
 
     async def run(self) -> None:
         """Tell seals as they come, until the task is cancelled."""
@@ -71,10 +83,15 @@ class SealHook:
         if self._why:
             yield WaitKind.SEALS_NOT_TOLD.wait(self._why, seals=counted(self._count() - self._told, "seal|seals"))
 
+    def _count(self) -> int:
+        """How many seals are durable."""
+        end = self._seals.seal_end()
+        return 0 if end is None else end.seals
+
     async def _tell(self) -> str:
         """Run the command with the seals that it has not had; why it failed, or ""."""
         found: asyncio.Future[Sequence[Seal]] = asyncio.get_running_loop().create_future()
-        self._read(self._told, lambda seals: None if found.done() else found.set_result(seals))
+        self._seals.seals_since(self._told, lambda seals: None if found.done() else found.set_result(seals))
         seals = (await found)[:SEALS_MAX]
         if not seals:
             return "the seal log can't be read now"

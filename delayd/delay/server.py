@@ -404,13 +404,7 @@ class DelayServer:
 
     def _begin_hook(self, core: DelayCore) -> None:
         if self._config.seal_hook:
-            retention = core.upkeep.retention
-            self._hook = SealHook(
-                self._config.seal_hook,
-                self._config.folder,
-                lambda: end.seals if (end := retention.seal_end()) is not None else 0,
-                retention.seals_since,
-            )
+            self._hook = SealHook(self._config, core.upkeep.retention)
             self._telling = asyncio.get_running_loop().create_task(self._hook.run())
             self._telling.add_done_callback(self._lives.surface)
 

@@ -110,6 +110,8 @@ class Retention:
         quarantine: Quarantine,
         terms: SealTerms,
     ) -> None:
+        # Whether hours are kept, because a command is still to hear of their seals.
+        self.waits: Callable[[], bool] = lambda: False
         site.alarms.look(self._look_at_seals)
         self._disk = site.disk
         self._state = site.state
@@ -143,7 +145,7 @@ class Retention:
                 if hour not in self._sealing and not self._quarantine.has_hour(hour):
                     self._look_at(hour, self._seals, now_ms, hour in unwritten)
         expired = self._hours.deletable(now_ms // HOUR_MS - self._retention_hours - 1)[:HOURS_A_SWEEP]
-        if expired and not self._deleting:
+        if expired and not self._deleting and not self.waits():
             self._deleting = True
             for hour in expired:
                 self._sources.forget_hour(hour)

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from delayd.config import DelayConfig
 from delayd.delay import seal_hook
 from delayd.delay.seal_hook import SealHook, line_of
-from delayd.log.hour import NO_SEAL, Seal, SealFacts
+from delayd.log.hour import NO_SEAL, Seal, SealFacts, SealMark
 from tests.waiting import DEADLINE_S
+from tests.worlds.delay import World, wanted
 
+HOUR_MS = 3_600_000
 FIRST_HOUR = 498_664
 
 
@@ -37,14 +40,20 @@ class Told:
 
     def __init__(self, folder: Path, command: str, count: int) -> None:
         self.seals, self.output = seals(count), folder / "output"
-        self._folder, self._command = folder, command
+        self.waits: Callable[[], bool] = lambda: False
+        self.unreadable = False
+        self._folder, self._command = folder / "delay", command
+        self._folder.mkdir()
         self.hook = self.born()
 
     def born(self) -> SealHook:
-        def read(number: int, done: Callable[[Sequence[Seal]], None]) -> None:
-            done(self.seals[number:])
+        return SealHook(DelayConfig(data=str(self._folder.parent), seal_hook=self._command), self)
 
-        return SealHook(self._command, str(self._folder), lambda: len(self.seals), read)
+    def seal_end(self) -> SealMark:
+        return SealMark(seals=len(self.seals))
+
+    def seals_since(self, number: int, done: Callable[[Sequence[Seal]], None]) -> None:
+        done([] if self.unreadable else self.seals[number:])
 
     def live(self, until: Callable[[], bool]) -> None:
         """Run it until something holds, and cancel it, as a stop does."""
@@ -134,6 +143,26 @@ def test_a_stop_ends_a_command_that_is_under_way(tmp_path: Path, monkeypatch: py
     assert told.taken() == ""
 
 
+def test_hours_are_kept_while_the_command_has_not_taken_their_seals_where_the_setting_says_so(tmp_path: Path) -> None:
+    (tmp_path / "delay").mkdir()
+    for waits in (False, True):
+        config = DelayConfig(data=str(tmp_path), seal_hook="exit 3", retention_waits=waits)
+        (tmp_path / "delay" / "seal-hook").write_text("0")
+        world = World(retention_hours=1)
+        retention = world.core.upkeep.retention
+        SealHook(config, retention)
+        world.send(wanted(3, 500, "a"))
+        world.drain()
+        world.check_sealing()
+        world.clock.advance(2 * HOUR_MS)
+        world.delete_hours()
+        assert bool(world.deleted()) is not waits
+        (tmp_path / "delay" / "seal-hook").write_text("1")
+        SealHook(config, retention)
+        world.delete_hours()
+        assert world.deleted()
+
+
 def gone(pid: int) -> bool:
     """Whether a process has ended, or ends soon."""
     end = time.monotonic() + DEADLINE_S
@@ -160,27 +189,24 @@ def test_a_command_that_reads_nothing_has_taken_its_seals(tmp_path: Path) -> Non
 
 
 def test_a_seal_log_that_can_not_be_read_is_tried_again(tmp_path: Path) -> None:
-    told = Told(tmp_path, f"cat >> {tmp_path}/output", 1)
-    kept, told.seals = told.seals, []
-    told.hook = SealHook("exit 0", str(tmp_path), lambda: 1, lambda number, done: done(told.seals[number:]))
+    told = Told(tmp_path, "exit 0", 1)
+    told.unreadable = True
     told.live(lambda: any(True for _ in told.hook.waits()))
-    told.seals = kept
+    told.unreadable = False
     told.live(lambda: told.taken() == "1\n")
 
 
 @pytest.mark.parametrize("text", ["", "x", "-4", "9", "1" * 40])
 def test_seals_are_told_again_when_the_file_does_not_say_how_many_were(tmp_path: Path, text: str) -> None:
-    (tmp_path / "seal-hook").write_text(text)
     told = Told(tmp_path, f"cat >> {tmp_path}/output", 2)
+    (tmp_path / "delay" / "seal-hook").write_text(text)
+    told.hook = told.born()
     told.live(lambda: told.taken() == "2\n")
     assert told.lines() == [line_of(seal) for seal in seals(2)]
 
 
 def test_a_number_that_can_not_be_kept_means_that_seals_are_told_again(tmp_path: Path) -> None:
-    folder = tmp_path / "server"
-    folder.mkdir()
-    told = Told(folder, f"cat >> {tmp_path}/output", 1)
-    told.output = tmp_path / "output"
+    told, folder = Told(tmp_path, f"cat >> {tmp_path}/output", 1), tmp_path / "delay"
     folder.rmdir()
     told.live(lambda: len(told.lines()) >= 2)
     assert any("No such file" in wait.why for wait in told.hook.waits())
