@@ -47,7 +47,7 @@ def archive(data: str, uri: str, shown: Shown) -> int:
     # Whoever asks for help need not have pyarrow; `open_store` has seen that it is there.
     from delayd.reading.archive.archiver import archive_directory
 
-    with all_damage_named(data), progress("files", None) as advance:
+    with all_damage_named([data]), progress("files", None) as advance:
         report = archive_directory(data, store, progress=HourSteps(advance))
     files = [*report.written, *report.found]
     if files or shown.form != "table":

@@ -17,17 +17,18 @@ from datetime import timedelta
 from typing import NamedTuple, ParamSpec, TextIO, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from delayd.config import DATA_DEFAULT
 from delayd.errors import BadArgument, BadSetting, DataError
 from delayd.hours import duration_text, hour_name, instant_text
 from delayd.machine.disk import RealDisk
 from delayd.machine.operating import counted
-from delayd.reading.archive.store import is_archive, open_store
+from delayd.reading.archive.store import is_archive
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
-from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.books import AuditReport
 from delayd.reading.consumption import GroupBooks
-from delayd.reading.files.directory import Role, find_directories
+from delayd.reading.files.directory import Role
 from delayd.reading.findings import (
     QUANTILES,
     Acceptance,
@@ -38,6 +39,7 @@ from delayd.reading.findings import (
     check_words,
     write_acceptance,
 )
+from delayd.reading.fleet import audit_fleet
 from delayd.reading.seals import (
     Compared,
     SealReport,
@@ -60,6 +62,7 @@ from .shared_options import (
     Command,
     DataFolder,
     Shown,
+    bundle,
     confirm,
     data_option,
     format_option,
@@ -176,23 +179,42 @@ def _terms(command: Callable[P, R]) -> Callable[P, R]:
 class BooksPlace(DataFolder):
     """A data directory that is there, or the URI of an archive."""
 
+    name = "place"
+
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> str:
         """See click."""
         text = os.fspath(value)
-        return text if "://" in text else super().convert(value, param, ctx)
+        # The default of --data need not be there when all places are named; click reads what was typed first.
+        is_spare = ctx is not None and param is not None and param.name == "data" and ctx.params.get("places")
+        return text if "://" in text or is_spare else super().convert(value, param, ctx)
+
+
+def _places(places: tuple[str, ...], data: str) -> tuple[str, ...]:
+    source = click.get_current_context().get_parameter_source("data")
+    if places and source is ParameterSource.COMMANDLINE:
+        raise BadArgument("--data names the only place; leave it out, and name all places one behind the other")
+    return places or (data,)
+
+
+_places_options = bundle(
+    "places",
+    _places,
+    click.argument("places", nargs=-1, type=BooksPlace(), metavar="[DIR|URI]..."),
+    click.option(
+        "--data",
+        envvar=DATA_VARIABLE,
+        type=BooksPlace(),
+        default=DATA_DEFAULT,
+        show_default=True,
+        show_envvar=True,
+        metavar="DIR|URI",
+        help="Data directory, as given to `delayd up`, or a copy of it; or what `delayd archive --to` was given.",
+    ),
+)
 
 
 @click.command(cls=Command)
-@click.option(
-    "--data",
-    envvar=DATA_VARIABLE,
-    type=BooksPlace(),
-    default=DATA_DEFAULT,
-    show_default=True,
-    show_envvar=True,
-    metavar="DIR|URI",
-    help="Data directory, as given to `delayd up`, or a copy of it; or what `delayd archive --to` was given.",
-)
+@_places_options
 @_terms
 @click.option(
     "--accept",
@@ -205,7 +227,7 @@ class BooksPlace(DataFolder):
 @click.option("--reason", metavar="TEXT", help="Why they are accepted.")
 @yes_option
 def audit(
-    data: str,
+    places: tuple[str, ...],
     hours: HourRange,
     late_limit: timedelta,
     grace: timedelta,
@@ -226,6 +248,9 @@ def audit(
     MISMATCH or LATE, and totals that do not add up (CONSERVATION). JSON has everything, CSV the hours. Of an archive it
     compares the tables of each hour with each other and with the seal.
 
+    Servers of one cluster that run on several machines are audited together: name the directory of each, and archives.
+    The command says which server's directory is missing, and which one was given twice.
+
     It also verifies the seals of the hours that it reads.
 
     --report writes a page for people: the verdict first, findings by cause, charts, seals, and a line for a signature.
@@ -240,80 +265,67 @@ def audit(
     $ delayd audit --data /var/lib/delayd --from -24h
     $ delayd audit --data /var/lib/delayd --late-limit 100ms --findings 50
     $ delayd audit --data /var/lib/delayd --format json | jq .total
-    $ delayd audit --data s3://books/delayd
+    $ delayd audit /mnt/machine-a /mnt/machine-b s3://books/delayd
     $ delayd audit --data /var/lib/delayd --report audit.html
     $ delayd audit --data /var/lib/delayd --accept 2026112016 --by ann --reason "disk 3 was lost, #4711"
     """
-    words = None
+    words, home = None, _home(places)
     if accepted_hour is not None:
         if hours != EVERY_HOUR:
             raise BadArgument("--accept names the hour; leave --from and --to out")
         if page_path is not None:
             raise BadArgument("an acceptance changes what a page says: leave --report out, and write it afterwards")
         hours = HourRange(accepted_hour, accepted_hour + 1)
-        words = words_of(accepted_hour, by, reason, secret_file, data)
+        words = words_of(accepted_hour, by, reason, secret_file, home)
     elif by is not None or reason is not None or yes:
         raise BadArgument("--by, --reason and --yes belong to --accept HOUR; name the hour whose findings are accepted")
-    now_ms = time.time_ns() // 1_000_000
-    late_ms_limit = late_limit // _MS
-    if is_archive(data):
-        if words is not None or groups:
-            raise BadArgument("--accept and --groups need a data directory; an archive has neither notes nor groups")
-        with PageFile(page_path) as page, _damage_on(page, data):
-            store = open_store(data)
-            # Only an archive needs pyarrow; `open_store` has seen that it is there.
-            from delayd.reading.archive.archive_audit import audit_archive
-
-            with progress("hours", None) as advance:
-                report = audit_archive(
-                    store,
-                    now_ms=now_ms,
-                    hours=hours,
-                    late_ms_limit=late_ms_limit,
-                    findings_limit=findings_limit,
-                    progress=HourSteps(advance),
-                )
-            code = show_report(report, form)
-            _write_page(page, report, NOTHING_TOLD, hours)
-        return code
+    if home is None and (words is not None or groups):
+        raise BadArgument("--accept and --groups need a data directory; an archive has neither notes nor groups")
+    directories = [place for place in places if not is_archive(place)]
     with PageFile(page_path) as page:
-        with _damage_on(page, data) as named, all_damage_named(data, named), progress("hours", None) as advance:
-            report = audit_directory(
-                data,
-                now_ms=now_ms,
+        damage = _damage_on(page, places)
+        with damage as named, all_damage_named(directories, named), progress("hours", None) as advance:
+            report = audit_fleet(
+                places,
+                now_ms=time.time_ns() // 1_000_000,
                 hours=hours,
-                late_ms_limit=late_ms_limit,
+                late_ms_limit=late_limit // _MS,
                 lost_grace_ms=grace // _MS,
                 findings_limit=findings_limit,
                 progress=HourSteps(advance),
                 # Whoever asks for some hours waits for no more than these.
                 consumption=groups or page.is_wanted or hours == EVERY_HOUR,
             )
-        told = judged(report, secret_file, data)
+        told = judged(report, secret_file, home)
         code = show_report(report, form, told, groups=groups)
         _write_page(page, report, told, hours)
-    if report.total.unproven and not any(each.role == Role.REALTIME for each in find_directories(RealDisk(), data)):
+    if directories and report.total.unproven and all(life.role != Role.REALTIME for life in report.lives):
         sys.stdout.flush()
         click.echo(
-            f"delayd: {data} holds no realtime server's directory, so nothing shows what arrived; give the directory "
-            "that `delayd up --data` was given, or one that holds copies of all servers' directories",
+            f"delayd: {report.data} holds no realtime server's directory, so nothing shows what arrived; give the "
+            "directory that `delayd up --data` was given, or the directories of all servers",
             err=True,
         )
     if words is None:
         return code
     sys.stdout.flush()
-    for line in accept(data, report, words, yes):
+    for line in accept(report, words, yes):
         click.echo(line, err=form != "table")
     return OK
 
 
+def _home(places: Sequence[str]) -> str | None:
+    """The first of the places that is a data directory: the cluster's secret lies there, unless it is named."""
+    return next((place for place in places if not is_archive(place)), None)
+
+
 @click.command("spark-audit", cls=Command)
-@data_option
+@_places_options
 @_terms
 @click.pass_obj
 def spark_audit(
     programs: Programs,
-    data: str,
+    places: tuple[str, ...],
     hours: HourRange,
     late_limit: timedelta,
     grace: timedelta,
@@ -332,19 +344,20 @@ def spark_audit(
     is damaged.
 
     $ delayd spark-audit --data /var/lib/delayd --from -24h
+    $ delayd spark-audit /mnt/machine-a /mnt/machine-b s3://books/delayd
     """
     with PageFile(page_path) as page:
         limits = {"late_ms_limit": late_limit // _MS, "lost_grace_ms": grace // _MS, "findings_limit": findings_limit}
-        with _damage_on(page, data):
-            report = programs.spark_audit(data, hours=hours, **limits)
-        told = judged(report, secret_file, data)
+        with _damage_on(page, places):
+            report = programs.spark_audit(*places, hours=hours, **limits)
+        told = judged(report, secret_file, _home(places))
         code = show_report(report, form, told, groups=groups)
         _write_page(page, report, told, hours)
     return code
 
 
 @contextmanager
-def _damage_on(page: PageFile, data: str) -> Iterator[list[str]]:
+def _damage_on(page: PageFile, places: Sequence[str]) -> Iterator[list[str]]:
     """Write a page when the block ends with damage: else one of an earlier audit would be taken for this one's."""
     named: list[str] = []
     try:
@@ -353,7 +366,7 @@ def _damage_on(page: PageFile, data: str) -> Iterator[list[str]]:
         if page.is_wanted:
             from delayd.reading.report.page import damage_page
 
-            page.write(damage_page(data, time.time_ns() // 1_000_000, named or [error.message]))
+            page.write(damage_page(places, time.time_ns() // 1_000_000, named or [error.message]))
         raise
 
 
@@ -478,6 +491,7 @@ def _as_json(report: AuditReport) -> dict[str, object]:
     del total["hour"], total["delay_log_id"]
     return {
         "data": report.data,
+        "places": list(report.places),
         "read_at_ms": report.read_at_ms,
         "read_at": instant_text(report.read_at_ms),
         "balanced": report.balanced,
@@ -495,6 +509,18 @@ def _as_json(report: AuditReport) -> dict[str, object]:
         ],
         "deleted_rows": report.deleted_rows,
         "unnoted": list(report.unnoted),
+        "missing": [
+            {
+                "role": each.role.value,
+                "log_id": f"{each.log_id:016x}",
+                "rows": each.rows,
+                "first_hour": hour_name(each.first_hour),
+                "last_hour": hour_name(each.last_hour),
+                "detail": each.sentence,
+            }
+            for each in report.missing
+        ],
+        "doubled": list(report.doubled),
         "conservation": [fault.detail for fault in report.faults],
         "holds_up": list(report.holds_up),
         "groups": [dict(zip(group_names, _group_row(books), strict=True)) for books in report.groups],
@@ -520,7 +546,7 @@ class Words(NamedTuple):
     secret: Secret
 
 
-def words_of(hour: int, by: str | None, reason: str | None, secret_file: str | None, data: str) -> Words:
+def words_of(hour: int, by: str | None, reason: str | None, secret_file: str | None, data: str | None) -> Words:
     """Take a word as it was typed.
 
     Raises:
@@ -530,10 +556,10 @@ def words_of(hour: int, by: str | None, reason: str | None, secret_file: str | N
     if by is None or reason is None:
         raise BadArgument("an acceptance says who accepts and why: give --by NAME and --reason TEXT, too")
     check_words(by, reason)
-    return Words(hour, by, reason, secret_of(secret_file, data))
+    return Words(hour, by, reason, secret_of(secret_file, data or DATA_DEFAULT))
 
 
-def accept(data: str, report: AuditReport, words: Words, yes: bool) -> Iterator[str]:
+def accept(report: AuditReport, words: Words, yes: bool) -> Iterator[str]:
     """Ask, and keep the word beside each delay server that has findings in the hour; what was done, in lines.
 
     Raises:
@@ -549,22 +575,21 @@ def accept(data: str, report: AuditReport, words: Words, yes: bool) -> Iterator[
         yes,
     )
     at_ms = time.time_ns() // 1_000_000
-    for directory in find_directories(RealDisk(), data):
-        if directory.log_id in found:
-            sha256 = found[directory.log_id]
-            acceptance = Acceptance(directory.log_id, words.hour, sha256, words.by, words.reason, at_ms)
-            path = write_acceptance(directory.path, acceptance, words.secret)
+    for life in report.lives:
+        if life.role == Role.DELAY and life.log_id in found:
+            acceptance = Acceptance(life.log_id, words.hour, found[life.log_id], words.by, words.reason, at_ms)
+            path = write_acceptance(life.path, acceptance, words.secret)
             yield f"accepted by {words.by} at {instant_text(at_ms)}: {words.reason}; kept as {path}"
     if report.broken_seals or report.faults:
         yield "nobody can accept a broken seal, or totals that do not add up: audits go on to exit with 3"
 
 
-def judged(report: AuditReport, secret_file: str | None, data: str) -> AcceptanceWorth:
+def judged(report: AuditReport, secret_file: str | None, data: str | None) -> AcceptanceWorth:
     """What the acceptances of a report are worth, by the cluster's secret."""
     if not report.acceptances:
         return NOTHING_TOLD
     try:
-        return AcceptanceWorth(report.judged(secret_of(secret_file, data)), "")
+        return AcceptanceWorth(report.judged(secret_of(secret_file, data or DATA_DEFAULT)), "")
     except BadSetting as error:
         return AcceptanceWorth(report.judged(None), error.message)
 
@@ -631,7 +656,7 @@ def seals(data: str, hours: HourRange, tallies: bool, against: tuple[TextIO, ...
     """
     if tallies or against:
         return _sides(data, hours, against, shown)
-    with all_damage_named(data), progress("hours", None) as advance:
+    with all_damage_named([data]), progress("hours", None) as advance:
         report = verify_seals(data, hours=hours, progress=HourSteps(advance))
     listed = [each for each in report.seals if each.hour in hours or each.state is SealState.BROKEN]
     if listed or shown.form != "table":
@@ -643,7 +668,7 @@ def seals(data: str, hours: HourRange, tallies: bool, against: tuple[TextIO, ...
 
 
 def _sides(data: str, hours: HourRange, against: Sequence[TextIO], shown: Shown) -> int:
-    with all_damage_named(data), progress("hours", None) as advance:
+    with all_damage_named([data]), progress("hours", None) as advance:
         sides = read_sides(RealDisk(), data, hours, HourSteps(advance))
     if not against:
         for line in sides.lines(hours):

@@ -5,7 +5,7 @@ those that are chosen, but for an hour that only begins with --to.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -96,8 +96,8 @@ NAMED_MAX = 20  # A screen; a disk that went bad damages thousands.
 
 
 @contextmanager
-def all_damage_named(data: str, named: list[str] | None = None) -> Iterator[None]:
-    """Name the other damaged files of ``data`` on stderr when the block ends with DamagedData, which goes on.
+def all_damage_named(places: Sequence[str], named: list[str] | None = None) -> Iterator[None]:
+    """Name the other damaged files of data directories on stderr when the block ends with DamagedData, which goes on.
 
     ``named`` is given the sentences of all of them.
     """
@@ -105,15 +105,16 @@ def all_damage_named(data: str, named: list[str] | None = None) -> Iterator[None
         yield
     except DamagedData as error:
         with progress("files", None) as advance:
-            report = verify_directory(data, progress=lambda done, total: advance(1, total))
-        others = [file.sentence for file in report.damaged if file.path != error.path]
+            reports = [verify_directory(place, progress=lambda done, total: advance(1, total)) for place in places]
+        damaged = [file for report in reports for file in report.damaged]
+        others = [file.sentence for file in damaged if file.path != error.path]
         if named is not None:
             named += [error.message, *others]
         for sentence in others[:NAMED_MAX]:
             click.echo(f"delayd: {sentence}", err=True)
         if len(others) > NAMED_MAX:
             more = counted(len(others) - NAMED_MAX, "more file is|more files are") + " damaged"
-            click.echo(f"delayd: {more}; `delayd log verify --data {data}` names all", err=True)
+            click.echo(f"delayd: {more}; `delayd log verify --data {' '.join(places)}` names all", err=True)
         raise
 
 

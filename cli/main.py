@@ -73,10 +73,10 @@ OWN_COMMAND = (sys.executable, "-m", "delayd")
 
 
 class SparkAudit(Protocol):
-    """Audits a data directory in Spark; the terms are those of `delayd.reading.books.audit_directory`."""
+    """Audits directories and archives in Spark; see `spark.session.audit`."""
 
     def __call__(
-        self, data: str, *, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+        self, *places: str, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
     ) -> "AuditReport": ...
 
 

@@ -101,7 +101,7 @@ def tree_head(
     $ delayd tree-head --data /var/lib/delayd --since 41
     $ delayd tree-head --add answer.txt --witness w1+8f3fa973+BCmsuuFBvMrwsi4alNNNC8c2HlJtC/4SyJeUvJMilm3X
     """
-    with all_damage_named(data), progress("hours", None) as advance:
+    with all_damage_named([data]), progress("hours", None) as advance:
 
         def made() -> HourLog:
             log = HourLog(RealDisk(), data)
@@ -139,7 +139,7 @@ def prove(receipt: str, data: str) -> int:
     $ delayd prove 3kj... --data /var/lib/delayd > order-42.tlog-proof
     """
     wanted = Receipt.of_token(receipt)
-    with all_damage_named(data):
+    with all_damage_named([data]):
 
         def made() -> LogProof:
             log = HourLog(RealDisk(), data)

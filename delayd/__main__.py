@@ -6,7 +6,7 @@ calls ``main(programs)`` with a ``cli.programs.Programs`` that holds what the co
     run_server["meta"](config)       calls  meta.program.run(config)
     run_server["delay"](config)      calls  delayd.delay.program.run(config)
     run_server["realtime"](config)   calls  realtime.server.run(config)
-    spark_audit(data, …)             calls  spark.session.audit(data, …)
+    spark_audit(*places, …)          calls  spark.session.audit(*places, …)
 
 ``run`` serves until it is told to stop and returns the exit code of the process; it owns its event loop and signals.
 Invariant: a program is imported when it is called, never before, so ``delayd send`` pays for no server and needs no
@@ -60,12 +60,12 @@ def _server(load: Callable[[], ModuleType]) -> "Callable[[ServerConfig], int]":
 
 
 def _spark_audit(
-    data: str, *, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+    *places: str, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
 ) -> "AuditReport":
     try:
         audit: SparkAudit = find("spark.session").audit
         terms = {"late_ms_limit": late_ms_limit, "lost_grace_ms": lost_grace_ms, "findings_limit": findings_limit}
-        return audit(data, hours=hours, **terms)
+        return audit(*places, hours=hours, **terms)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _SPARK_DISTRIBUTIONS:
             raise

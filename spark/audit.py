@@ -8,8 +8,10 @@ command without Spark does for the same segments or hours; so the figures are eq
 
 import os
 import pickle
-from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +22,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from delayd.errors import BadArgument, DelaydError, error_by_code
 from delayd.hours import hour_from_name, hour_name
 from delayd.machine.disk import RealDisk
+from delayd.reading.archive.archive_audit import ArchivedResult, HourFiles, audit_archived
+from delayd.reading.archive.store import open_store
 from delayd.reading.arrow import TIMESTAMP
-from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
+from delayd.reading.audit import AuditTerms
+from delayd.reading.books import AuditReport, HourResult, audit_plan, seal_books
 from delayd.reading.explanations import Explanation
+from delayd.reading.files.directory import Role
 from delayd.reading.files.stored_groups import LogMoved, until_still
 from delayd.reading.files.target_index import PIECE_BYTES, Chunk, LogPiece, Scan, scan_piece, split_piece
 from delayd.reading.findings import (
@@ -32,10 +38,12 @@ from delayd.reading.findings import (
     CausedFindings,
     Finding,
     FindingKind,
-    Findings,
     HourSummary,
+    ServerRows,
+    conservation,
 )
-from delayd.reading.plan import AuditPlan, plan_audit
+from delayd.reading.fleet import Fleet, plan_fleet
+from delayd.reading.plan import AuditPlan
 from delayd.reading.subject_figures import FIGURES as SUBJECT_FIGURES
 from delayd.reading.subject_figures import SubjectFigures
 
@@ -73,6 +81,15 @@ CAUSED = pa.struct(
     ]
 )
 SUBJECT = pa.struct([("subject", pa.string()), *((name, pa.int64()) for name in SUBJECT_FIGURES)])
+# What was found of an hour of an archive besides its figures, which are null unless it was ``audited``.
+ARCHIVED = pa.struct(
+    [
+        ("audited", pa.bool_()),
+        ("faults", pa.list_(pa.struct([("log_id", pa.string()), ("hour", pa.string()), ("detail", pa.string())]))),
+        ("deleted_rows", pa.int64()),
+    ]
+)
+ELSEWHERE = pa.struct([("role", pa.string()), ("server", pa.string()), ("rows", pa.int64())])
 # Steps of a histogram that were counted, and their counts: most hours have a few of the 608 steps, or none.
 STEPS = pa.list_(pa.struct([("step", pa.int64()), ("count", pa.int64())]))
 HOUR = pa.schema(
@@ -83,21 +100,30 @@ HOUR = pa.schema(
         *((name, pa.int64()) for name in COUNTS),
         ("lateness", STEPS),
         ("past_due_lateness", STEPS),
+        ("elsewhere", pa.list_(ELSEWHERE)),
         ("subjects", pa.list_(SUBJECT)),
         ("findings_count", pa.int64()),
         ("findings", pa.list_(FINDING)),
         ("caused", pa.list_(CAUSED)),
         ("findings_sha256", pa.string()),
         ("seal_differs", pa.list_(pa.string())),  # Null: there is no seal that the hour can be held against.
+        ("archived", ARCHIVED),  # Null: the hour was audited from a data directory.
         ("error_code", pa.string()),
         ("error", pa.string()),
     ]
 )
 
 
+class ArchivedPart(NamedTuple):
+    """Hours of archives that one task audits."""
+
+    hours: tuple[HourFiles, ...]
+    terms: AuditTerms
+
+
 def audit_data(
     session: SparkSession,
-    data: str,
+    places: Sequence[str],
     now_ms: int,
     hours: Container[int] | None,
     late_ms_limit: int,
@@ -105,17 +131,17 @@ def audit_data(
     findings_limit: int | None,
     tasks: int | None = None,
 ) -> AuditReport:
-    """Audit a data directory in a Spark session; `delayd.reading.books.audit_directory` does the same without Spark.
+    """Audit directories and archives in a Spark session, as `delayd.reading.fleet.audit_fleet` does without one.
 
     Example::
 
         now_ms = time.time_ns() // 1_000_000
-        report = audit_data(session, "/var/lib/delayd", now_ms, None, 1_000, 10_000, 1_000)
+        report = audit_data(session, ["/var/lib/delayd", "s3://books/delayd"], now_ms, None, 1_000, 10_000, 1_000)
         print(report.balanced, report.total.lost)
 
     Args:
-        session: where the tasks run. Each worker finds the directory under the same path.
-        data: the directory that `delayd up --data` was given, or a copy.
+        session: where the tasks run. Each worker finds the places under the same paths.
+        places: data directories, or copies, and archives.
         now_ms: the wall clock, in milliseconds since the epoch.
         hours: which hours to audit, counted since the epoch; None for all.
         late_ms_limit: a message that left later than this after it was due is LATE.
@@ -129,10 +155,18 @@ def audit_data(
     tasks = tasks_of(tasks)  # Before anything is read.
 
     def audit() -> AuditReport:
-        plan, _ = plan_audit(RealDisk(), data, now_ms, hours, late_ms_limit, lost_grace_ms, scan=scan_in(session))
-        return collect_frame(session, data, now_ms, plan, findings_limit, tasks)
+        fleet = plan_fleet(
+            RealDisk(),
+            places,
+            now_ms=now_ms,
+            hours=hours,
+            late_ms_limit=late_ms_limit,
+            lost_grace_ms=lost_grace_ms,
+            scan=scan_in(session),
+        )
+        return collect_frame(session, fleet, findings_limit, tasks)
 
-    return until_still(data, audit)
+    return until_still(" ".join(places), audit)
 
 
 def scan_in(session: SparkSession, bytes_min: int = PIECE_BYTES) -> Scan:
@@ -159,30 +193,27 @@ def scan_in(session: SparkSession, bytes_min: int = PIECE_BYTES) -> Scan:
 
 
 def collect_frame(
-    session: SparkSession, data: str, now_ms: int, plan: AuditPlan, findings_limit: int | None, tasks: int | None = None
+    session: SparkSession, fleet: Fleet, findings_limit: int | None, tasks: int | None = None
 ) -> AuditReport:
-    """Audit the hours of a plan. Raises LogMoved when files went away meanwhile."""
-    parts = plan.split(tasks_of(tasks))
+    """Audit the hours of a fleet. Raises LogMoved when files went away meanwhile."""
+    tasks = tasks_of(tasks)
+    parts: list[AuditPlan | ArchivedPart] = [*fleet.plan.split(tasks), *_archived_parts(fleet, tasks)]
     rows = audit_frame(session, parts, findings_limit).toArrow().to_pylist() if parts else []
-    return report_of(rows, data, plan, findings_limit)
+    return report_of(rows, fleet, findings_limit)
 
 
-def report_of(rows: Iterable[dict[str, Any]], data: str, plan: AuditPlan, findings_limit: int | None) -> AuditReport:
-    """Make the report on a plan from the rows of an `audit_frame`. Raises LogMoved when files went away meanwhile."""
-    collected = Collected(findings_limit)
-    books = seal_books(RealDisk(), plan)
+def _archived_parts(fleet: Fleet, tasks: int) -> list[ArchivedPart]:
+    hours = fleet.archived_hours()
+    return [ArchivedPart(tuple(hours[part::tasks]), fleet.plan.terms) for part in range(min(tasks, len(hours)))]
+
+
+def report_of(rows: Sequence[dict[str, Any]], fleet: Fleet, findings_limit: int | None) -> AuditReport:
+    """Make the report on a fleet from the rows of an `audit_frame`. Raises LogMoved when files went away meanwhile."""
     for row in rows:
         _raise_error(row["error_code"], row["error"])
-        summary = _decode(row)
-        log_id, hour = summary.log_id, summary.hour
-        findings = [_finding(log_id, hour, each) for each in row["findings"]]
-        caused = [_caused(log_id, hour, each) for each in row["caused"]]
-        collected.add(summary, findings, caused, row["findings_sha256"])
-        book = books[summary.log_id]
-        # An hour that sealed after the driver had read the seals has none to compare with.
-        if row["seal_differs"] is not None and book.has_standing(summary.hour):
-            book.note(summary.hour, row["seal_differs"])
-    return collected.report(data, plan.origins[0].terms, plan, books, plan_faults(RealDisk(), plan, books))
+    live = (_decode(row) for row in rows if row["archived"] is None)
+    archived = (_decode_archived(row) for row in rows if row["archived"] is not None)
+    return fleet.report(live, archived, findings_limit)
 
 
 def tasks_of(wanted: str | int | None) -> int:
@@ -195,40 +226,55 @@ def tasks_of(wanted: str | int | None) -> int:
 
 
 def audit_frame(
-    session: SparkSession, parts: Sequence[AuditPlan], findings_limit: int | None, tasks: int | None = None
+    session: SparkSession,
+    parts: Sequence[AuditPlan | ArchivedPart],
+    findings_limit: int | None,
+    tasks: int | None = None,
 ) -> DataFrame:
     """Audit the hours of plans. The frame has one row for each hour: number of its plan, figures, and first findings.
 
     Args:
         session: where the tasks run.
-        parts: the parts of one plan, or plans of many directories; at least one.
+        parts: the parts of one plan, or plans of many directories, and hours of archives; at least one.
         findings_limit: how many findings to keep of each hour, None for all.
         tasks: how many tasks share the parts; None takes one task for each part.
     """
 
     def audit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number, plan in _of_numbered(batches):
-            yield from audit_part(number, plan, findings_limit)
+        for number, part in _of_numbered(batches):
+            yield from audit_part(number, part, findings_limit)
 
     return _numbered(session, parts, tasks).mapInArrow(audit, from_arrow_schema(HOUR))
 
 
-def audit_part(part: int, plan: AuditPlan, findings_limit: int | None) -> Iterator[pa.RecordBatch]:
-    """What one task does with the plan of this number; an error that the driver must act on is a row."""
-    disk = RealDisk()
+def audit_part(number: int, part: AuditPlan | ArchivedPart, findings_limit: int | None) -> Iterator[pa.RecordBatch]:
+    """What one task does with the part of this number; an error that the driver must act on is a row."""
     rows: list[dict[str, object]] = []
     findings = 0
     try:
-        for found, summary, differs in audit_plan(disk, plan, None, seal_books(disk, plan)):
-            rows.append({"part": part, **_encode(found, summary, findings_limit, differs)})
-            findings += len(found)
+        for row, count in _audited(part, findings_limit):
+            rows.append({"part": number, **row})
+            findings += count
             if len(rows) >= ROWS_MAX or findings >= ROWS_MAX:
                 yield pa.RecordBatch.from_pylist(rows, HOUR)
                 rows, findings = [], 0
     except (LogMoved, DelaydError) as error:
-        rows.append({"part": part, **_error(error)})
+        rows.append({"part": number, **_error(error)})
     if rows:
         yield pa.RecordBatch.from_pylist(rows, HOUR)
+
+
+def _audited(part: AuditPlan | ArchivedPart, findings_limit: int | None) -> Iterator[tuple[dict[str, object], int]]:
+    """The hours of a part as rows, each with how many findings it has."""
+    if isinstance(part, ArchivedPart):
+        stores = cache(open_store)
+        for hour in part.hours:
+            found = audit_archived(hour, part.terms, findings_limit, stores)
+            yield _encode_archived(found), 0 if found.hour is None else found.hour.findings_count
+        return
+    disk = RealDisk()
+    for result in audit_plan(disk, part, None, seal_books(disk, part), findings_limit):
+        yield _encode(result), result.findings_count
 
 
 def _numbered(session: SparkSession, work: Sequence[object], tasks: int | None = None) -> DataFrame:
@@ -260,19 +306,36 @@ def _error(error: LogMoved | DelaydError) -> dict[str, str]:
     return {"error_code": error.code, "error": error.message}
 
 
-def _encode(
-    found: Findings, summary: HourSummary, findings_limit: int | None, seal_differs: list[str] | None
-) -> dict[str, object]:
+def _encode(result: HourResult) -> dict[str, object]:
+    summary = result.summary
     row: dict[str, object] = {name: getattr(summary, name) for name in COUNTS}
-    row |= {"log_id": f"{summary.log_id:016x}", "hour": hour_name(summary.hour), "findings_count": len(found)}
-    row |= {"findings_sha256": found.sha256, "seal_differs": seal_differs}
+    row |= {
+        "log_id": f"{summary.log_id:016x}",
+        "hour": hour_name(summary.hour),
+        "findings_count": result.findings_count,
+    }
+    row |= {"findings_sha256": result.sha256, "seal_differs": result.differs}
     row |= {"lateness": _steps(summary.lateness), "past_due_lateness": _steps(summary.past_due_lateness)}
+    row["elsewhere"] = [
+        {"role": role.value, "server": f"{log_id:016x}", "rows": rows} for role, log_id, rows in summary.elsewhere
+    ]
     names = ("subject", *SUBJECT_FIGURES)
     subjects = zip(summary.subjects.names, summary.subjects.counts.tolist(), strict=True)
     row["subjects"] = [dict(zip(names, (name, *counts), strict=True)) for name, counts in subjects]
-    row["findings"] = [_finding_row(each) for each in found.first(findings_limit)]
-    row["caused"] = [_caused_row(each) for each in found.caused()]
+    row["findings"] = [_finding_row(each) for each in result.findings]
+    row["caused"] = [_caused_row(each) for each in result.caused]
     return row
+
+
+def _encode_archived(found: ArchivedResult) -> dict[str, object]:
+    log_id, hour = found.key
+    row: dict[str, object] = {"log_id": f"{log_id:016x}", "hour": hour_name(hour)}
+    row |= {} if found.hour is None else _encode(found.hour)
+    faults = [
+        {"log_id": f"{each.log_id:016x}", "hour": hour_name(each.hour), "detail": each.detail} for each in found.faults
+    ]
+    archived = {"audited": found.hour is not None, "faults": faults, "deleted_rows": found.deleted_rows}
+    return {**row, "seal_differs": found.differs, "archived": archived}
 
 
 def _finding_row(finding: Finding) -> dict[str, object]:
@@ -297,7 +360,7 @@ def _caused_row(caused: CausedFindings) -> dict[str, object]:
     return row
 
 
-def _decode(row: dict[str, Any]) -> HourSummary:
+def _decode(row: dict[str, Any]) -> HourResult:
     log_id, hour = int(row["log_id"], 16), hour_from_name(row["hour"])
     counts = {name: int(row[name]) for name in COUNTS}
     lateness, past_due = (_counts(row[name]) for name in ("lateness", "past_due_lateness"))
@@ -306,7 +369,27 @@ def _decode(row: dict[str, Any]) -> HourSummary:
         tuple(each["subject"] for each in row["subjects"]),
         np.array(of_subject, np.int64).reshape(-1, len(SUBJECT_FIGURES)),
     )
-    return HourSummary(log_id, hour, **counts, lateness=lateness, past_due_lateness=past_due, subjects=subjects)
+    elsewhere = tuple(
+        ServerRows(Role(each["role"]), int(each["server"], 16), int(each["rows"])) for each in row["elsewhere"]
+    )
+    summary = HourSummary(log_id, hour, **counts)  # type: ignore[arg-type]  # Each of these figures is a number.
+    return HourResult(
+        replace(summary, lateness=lateness, past_due_lateness=past_due, elsewhere=elsewhere, subjects=subjects),
+        [_finding(log_id, hour, each) for each in row["findings"]],
+        [_caused(log_id, hour, each) for each in row["caused"]],
+        row["findings_sha256"],
+        row["seal_differs"],
+    )
+
+
+def _decode_archived(row: dict[str, Any]) -> ArchivedResult:
+    said, differs = row["archived"], row["seal_differs"]
+    key = int(row["log_id"], 16), hour_from_name(row["hour"])
+    result = _decode(row)._replace(differs=None) if said["audited"] else None
+    faults = tuple(
+        conservation(hour_from_name(each["hour"]), int(each["log_id"], 16), each["detail"]) for each in said["faults"]
+    )
+    return ArchivedResult(key, result, None if differs is None else tuple(differs), faults, int(said["deleted_rows"]))
 
 
 def _finding(log_id: int, hour: int, row: dict[str, Any]) -> Finding:

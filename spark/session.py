@@ -39,8 +39,7 @@ SETTINGS = {
 
 
 def audit(
-    data: str,
-    *,
+    *places: str,
     now_ms: int | None = None,
     hours: Container[int] | None = None,
     late_ms_limit: int = LATE_MS_LIMIT,
@@ -49,7 +48,7 @@ def audit(
     master: str | None = MASTER,
     tasks: int | None = None,
 ) -> AuditReport:
-    """Audit a data directory in Spark, with the figures of `delayd.reading.books.audit_directory`.
+    """Audit data directories and archives in Spark, with the figures of `delayd.reading.fleet.audit_fleet`.
 
     Example::
 
@@ -57,7 +56,7 @@ def audit(
         print(report.balanced, report.total.lost)
 
     Args:
-        data: the directory; each task must be able to read it under this path.
+        places: data directories and archives; each task must be able to read them under these paths.
         now_ms: the wall clock; None reads it.
         hours: which hours to audit, counted since the epoch; None for all.
         late_ms_limit: a message that left later than this after it was due is LATE.
@@ -75,7 +74,7 @@ def audit(
     from .audit import audit_data
 
     wall_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    return audit_data(session, data, wall_ms, hours, late_ms_limit, lost_grace_ms, findings_limit, tasks)
+    return audit_data(session, places, wall_ms, hours, late_ms_limit, lost_grace_ms, findings_limit, tasks)
 
 
 def open_session(master: str | None) -> "SparkSession":

@@ -79,12 +79,14 @@ class Books:
     root: str
     disk: Disk = field(default_factory=RealDisk)
     segment_bytes: int = 256 << 20
+    delay_id: int = DELAY_ID
+    realtime_id: int = REALTIME_ID
 
     def __post_init__(self) -> None:
         self.delay = f"{self.root}/delay"
         self.realtime = f"{self.root}/realtime"
-        self.messages = self._log(self.delay, FileKind.MESSAGE, DELAY_ID)
-        self.target = self._log(self.realtime, FileKind.REALTIME, REALTIME_ID)
+        self.messages = self._log(self.delay, FileKind.MESSAGE, self.delay_id)
+        self.target = self._log(self.realtime, FileKind.REALTIME, self.realtime_id)
         self.rows: dict[int, Row] = {}
         self.bodies: dict[int, bytes] = {}
         self.replay_offset = 0
@@ -169,7 +171,7 @@ class Books:
 
     def see_realtime(self, at_ms: int, gaps: Sequence[Value] = ()) -> None:
         """The realtime server was up at that instant: its checkpoint says so, and when it did nothing."""
-        file = CheckpointFile(self.disk, self.realtime, REALTIME_ID)
+        file = CheckpointFile(self.disk, self.realtime, self.realtime_id)
         clock: list[Value] = ["boot", 0, at_ms]
         file.publish({"indexed_offset": self.target.durable, "clock": clock, "gaps": list(gaps)}, at_ms)
         file.close()
@@ -210,7 +212,7 @@ class Books:
         rows = [(hour, *facts, flags[hour]) for hour, facts in sorted(self.hours.items())]
         table = np.array(rows, HOUR_ROW)
         crc, appended_at_ms, next_sequence = self.below if self.replay_offset else (0, 0, 1)
-        links: list[Value] = [[REALTIME_ID, self.settled_ms, ""]]
+        links: list[Value] = [[self.realtime_id, self.settled_ms, ""]]
         links = [[target, *said] for target, said in self.waits.items()] or links
         clock: list[Value] = ["boot", 0, wall_ms]
         payload: Payload = {
@@ -232,7 +234,7 @@ class Books:
             "links": links,
             "gaps": self.gaps,
         }
-        file = CheckpointFile(self.disk, self.delay, DELAY_ID)
+        file = CheckpointFile(self.disk, self.delay, self.delay_id)
         file.publish(payload, START_MS)
         file.close()
 
@@ -247,7 +249,7 @@ class Books:
         if self.appended_at_ms < (hour + 1) * HOUR_MS:
             self.tick((hour + 1) * HOUR_MS)
             self.checkpoint()
-        self.seals.append(Seal(DELAY_ID, len(self.seals), facts, previous))
+        self.seals.append(Seal(self.delay_id, len(self.seals), facts, previous))
         self.write_seals(self.seals)
         self.sealed.add(hour)
         self.publish()
@@ -255,7 +257,7 @@ class Books:
 
     def write_seals(self, seals: Sequence[Seal]) -> None:
         """Write the seal log anew, with these seals, whether they are true or not."""
-        place = seal_place(self.delay, DELAY_ID)
+        place = seal_place(self.delay, self.delay_id)
         for name in self.disk.list_folder(place.folder):
             self.disk.remove(f"{place.folder}/{name}")
         log = open_log(self.disk, place, START_MS)
@@ -317,7 +319,7 @@ class Books:
             (ColumnId.CONTENT_HASH, hashes),
         ]
         heap += bytes(-len(heap) & 7)
-        part = DispatchPart(DELAY_ID, 1, self.batch_id, 1 if covered else 0, covered, claimed_ms, hour)
+        part = DispatchPart(self.delay_id, 1, self.batch_id, 1 if covered else 0, covered, claimed_ms, hour)
         batch = encode(BatchKind.DISPATCH, part, len(rows), columns, [table, heap], 1)
         base = self.stored + 1
         self.stored += len(rows)
@@ -327,7 +329,7 @@ class Books:
             deliver_at_ms=due,
             outcome=Outcome.DISPATCHED,
             claimed_at_ms=claimed_ms,
-            target_log_id=REALTIME_ID,
+            target_log_id=self.realtime_id,
             epoch=1,
             batch_id=self.batch_id,
             target_appended_at_ms=appended_ms,
@@ -349,7 +351,7 @@ class Books:
         rows = [self.rows[sequence] for sequence in sequences]
         columns = np.array(sequences, np.uint64), np.array([row.deliver_at_ms for row in rows], np.int64)
         hashes = np.array([row.content_hash for row in rows], np.uint64)
-        part = NewPart(*columns, Outcome.DISPATCHED, claimed_at_ms, REALTIME_ID, target_offset=target_offset)
+        part = NewPart(*columns, Outcome.DISPATCHED, claimed_at_ms, self.realtime_id, target_offset=target_offset)
         return part._replace(hashes=hashes)
 
     def decide(
@@ -383,7 +385,7 @@ class Books:
         """What a new session of the delay server leaves in the target's log."""
         record: Record = {
             "type": "hello",
-            "log_id": DELAY_ID,
+            "log_id": self.delay_id,
             "epoch": epoch,
             "instance": 1,
             "session": 1,
@@ -452,7 +454,7 @@ class Books:
     def _own_log(self, name: str, kind: FileKind) -> Log:
         folder = f"{self.realtime}/{name}"
         self.disk.make_folder(folder)
-        return open_log(self.disk, LogPlace(folder, kind, REALTIME_ID), START_MS)
+        return open_log(self.disk, LogPlace(folder, kind, self.realtime_id), START_MS)
 
     def _append(
         self, log: Log, kind: GroupKind, batches: list[bytes], at_ms: int, base: int = 0, count: int = 0
@@ -466,7 +468,7 @@ class Books:
     def _file(self, path: str, kind: FileKind, hour: int) -> Segment:
         if path not in self.files:
             self.disk.make_folder(path.rpartition("/")[0])
-            log_id = DELAY_ID
+            log_id = self.delay_id
             self.files[path] = create_segment(self.disk, path, FileHeader(kind, log_id, 0, hour, START_MS))
         return self.files[path]
 

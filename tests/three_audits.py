@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from delayd.machine.disk import RealDisk
-from delayd.reading.books import AuditReport, report_plan
+from delayd.reading.books import AuditReport
 from delayd.reading.export import export_plan
 from delayd.reading.files.stored_groups import until_still
-from delayd.reading.plan import AuditPlan, plan_audit
+from delayd.reading.fleet import Fleet, plan_fleet
 
 from .sql_audit import SqlReport, audit_by_sql, differences
 
@@ -42,12 +42,12 @@ def audit_three_ways(data: Path, now_ms: int, folder: Path, *, spark: bool) -> A
 
     def audit() -> Audits:
         shutil.rmtree(folder, ignore_errors=True)
-        plan, tails = plan_audit(disk, str(data), now_ms)
-        report = report_plan(disk, str(data), plan, tails, None)
-        export_plan(disk, plan, str(folder), tails=tails)
+        fleet = plan_fleet(disk, (str(data),), now_ms=now_ms)
+        report = fleet.audit()
+        export_plan(disk, fleet.plan, str(folder), tails=fleet.tails)
         sql = audit_by_sql(folder)
         told = differences(report, sql)
-        in_spark = _in_spark(str(data), now_ms, plan) if spark else None
+        in_spark = _in_spark(fleet) if spark else None
         if in_spark is not None and in_spark != report:
             told += report_differences(report, in_spark)
         return Audits(report, in_spark, sql, told[:DIFFERENCES_MAX])
@@ -77,9 +77,9 @@ def report_differences(report: AuditReport, spark: AuditReport) -> list[str]:
     return told or ["numpy and Spark give reports that differ in an hour"]
 
 
-def _in_spark(data: str, now_ms: int, plan: AuditPlan) -> AuditReport:
+def _in_spark(fleet: Fleet) -> AuditReport:
     # Spark is an extra: tests that do not ask for it import none of it.
     from spark.audit import collect_frame
     from spark.session import open_session
 
-    return collect_frame(open_session("local[2]"), data, now_ms, plan, None)
+    return collect_frame(open_session("local[2]"), fleet, None)

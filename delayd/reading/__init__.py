@@ -1,6 +1,6 @@
 """Read-only views of a data directory, live, stopped or copied (docs/reading.md, docs/audit.md; rules P3, S5 to S7).
 
-A map, from the files to the verdict. `books.audit_directory` is where an audit begins.
+A map, from the files to the verdict. `books.audit_directory` and `fleet.audit_fleet` are where an audit begins.
 
     files               the reader: files into columns
 The audit
@@ -10,6 +10,7 @@ The audit
     subject_figures     messages of each subject by what became of them
     findings            the verdict on an hour: sentences, figures, and findings that an operator accepts
     books               the audit of each hour, put together, and whether totals add up (S5)
+    fleet               one audit of directories of several machines, and of archives
     proofs, tlog        what shows an outsider what became of a message, and the trees and notes that it is made of
     seals               seals, verified from the files alone (S4); what realtime servers held, by their tallies
     consumption         pull logs and consume logs

@@ -19,8 +19,9 @@ from delayd.batch.content import NOT_STATED
 from delayd.batch.sequences import are_filed
 from delayd.hours import hour_start_ms
 from delayd.log.hour import NO_ENDED, EndedRows, OutcomeRows, Skipped
-from delayd.outcome import Outcome, Proof
+from delayd.outcome import Outcome, Proof, Reason
 from delayd.reading.explanations import Explanation, explain
+from delayd.reading.files.directory import Role
 from delayd.reading.files.origins import take_outcomes
 from delayd.reading.files.row_arrays import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
 from delayd.reading.findings import (
@@ -30,6 +31,7 @@ from delayd.reading.findings import (
     FindingKind,
     Findings,
     HourSummary,
+    ServerRows,
     count_ms,
     join_findings,
     join_parts,
@@ -76,6 +78,9 @@ class Spans:
         return since[index], until[index]
 
 
+NO_SPANS = Spans(Span(0, 0))
+
+
 @dataclass(frozen=True, slots=True)
 class AuditTerms:
     """The terms by which the audit judges.
@@ -86,7 +91,7 @@ class AuditTerms:
     """
 
     now_ms: int
-    spans: Spans
+    spans: Spans = NO_SPANS
     late_ms_limit: int = LATE_MS_LIMIT
     lost_grace_ms: int = LOST_GRACE_MS
     explanations: tuple[Explanation, ...] = ()
@@ -323,7 +328,19 @@ class _Comparison:
             past_due_lateness=count_ms(lateness_ms[past_due]),
             late_ms_max=int(on_time.max(initial=0)),
             subjects=subjects,
+            elsewhere=tuple(self._elsewhere()),
         )
+
+    def _elsewhere(self) -> Iterator[ServerRows]:
+        """The rows of which servers say more whose directories were not read for this hour."""
+        unproven = self._classes.unproven
+        if unproven.any():
+            ids = self._part["target_log_id"][unproven]
+            yield from _of_servers(Role.REALTIME, ids[~np.isin(ids, self._classes.target_ids)])
+        cancelled = self._outcome == Outcome.CANCELLED
+        if cancelled.any():
+            ids = self._part["target_log_id"][cancelled]
+            yield from _of_servers(Role.DELAY, ids[self._part["reason"][cancelled] == Reason.DRAINED])
 
     def _subjects(self, states: Mapping[str, Mask], found: NDArray[np.void], names: tuple[str, ...]) -> SubjectFigures:
         """The figures of each subject, to be summed up; ``found`` has a message once for each kind of finding."""
@@ -570,6 +587,11 @@ class _Comparison:
         rows["sequence"], rows["deliver_at_ms"], rows["subject"] = sequence, deliver_at_ms, subject
         rows["value"], rows["other"] = value, other
         self.found.append(rows)
+
+
+def _of_servers(role: Role, log_ids: UInt64s) -> Iterator[ServerRows]:
+    ids, counts = np.unique(log_ids, return_counts=True)
+    yield from (ServerRows(role, *pair) for pair in zip(ids.tolist(), counts.tolist(), strict=True))
 
 
 def same_subjects(first: Sequence[str], second: Sequence[str]) -> tuple[Int64s, Int64s]:

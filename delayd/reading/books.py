@@ -6,6 +6,7 @@ Invariant: the figures are sums over hours, so it does not matter who audits whi
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from delayd.batch.content import Tally
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.hour import RESTORED_STEP, OutcomeRows, Seal, dispatch_path
 from delayd.machine.disk import Disk, RealDisk
-from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, audit_hour
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
 from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.files.directory import ScheduleSnapshot
 from delayd.reading.files.origins import MessageTail, read_outcomes
@@ -29,12 +30,22 @@ from delayd.reading.findings import (
     HourSummary,
     JudgedAcceptance,
     StoredAcceptance,
+    conservation,
     join_findings,
     join_parts,
     judge,
     sum_up,
 )
-from delayd.reading.plan import AuditPlan, HourBooks, LastLife, LifeState, plan_audit, plan_hours
+from delayd.reading.plan import (
+    AuditPlan,
+    HourBooks,
+    LastLife,
+    LifeState,
+    MissingServer,
+    missing_servers,
+    plan_audit,
+    plan_hours,
+)
 from delayd.reading.seals import (
     SealBook,
     SealCheck,
@@ -48,6 +59,8 @@ from delayd.reading.subject_figures import NO_SUBJECTS, SubjectSums
 from delayd.secret import Secret
 
 FINDINGS_LIMIT = 1_000
+# Of two places that say something of one seal, the one with the later state is believed.
+_WORTH = (SealState.DELETED, SealState.UNREAD, SealState.VERIFIED, SealState.BROKEN)
 
 Progress = Callable[[int, int], None]  # Hours audited, hours in all.
 
@@ -60,7 +73,7 @@ class AuditReport:
     too.
     """
 
-    data: str
+    places: tuple[str, ...]  # The data directories and archives that were audited.
     read_at_ms: int
     hours: tuple[HourSummary, ...]
     total: HourSummary
@@ -80,6 +93,23 @@ class AuditReport:
     late_ms_limit: int = LATE_MS_LIMIT
     lost_grace_ms: int = LOST_GRACE_MS
     unnoted: tuple[str, ...] = ()  # Files of an archive whose archiver has not written their notes.
+    missing: tuple[MissingServer, ...] = ()
+    doubled: tuple[str, ...] = ()  # What was given twice, and is left out once.
+
+    @property
+    def data(self) -> str:
+        """The places in one line."""
+        return " ".join(self.places)
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """The places that are data directories, and not archives."""
+        return tuple(place for place in self.places if any(_is_in(life, place) for life in self.lives))
+
+    def directory_of(self, log_id: int) -> str | None:
+        """The data directory that a server's own directory is in; None for a server that is not here."""
+        homes = (place for life in self.lives if life.log_id == log_id for place in self.places if _is_in(life, place))
+        return next(homes, None)
 
     @property
     def missed(self) -> tuple[LastLife, ...]:
@@ -110,6 +140,8 @@ class AuditReport:
     def remarks(self) -> Iterator[str]:
         """Sentences on what was left out, or is proved by less than the rows themselves."""
         total = self.total
+        yield from (each.sentence for each in self.missing)
+        yield from self.doubled
         for torn in self.torn:
             yield torn.sentence
         for path in self.unnoted:
@@ -133,6 +165,49 @@ class AuditReport:
         return self.total.balanced and not self.broken_seals and not self.faults
 
 
+def _is_in(life: LastLife, place: str) -> bool:
+    folder = place.rstrip("/")
+    return life.path == folder or life.path.startswith(f"{folder}/")
+
+
+class HourResult(NamedTuple):
+    """One audited hour: its figures, its first findings, all by cause, and their digest (`Findings.sha256`).
+
+    ``differs`` says where its rows differ from its seal: None when it has none to compare with.
+    """
+
+    summary: HourSummary
+    findings: Sequence[Finding]
+    caused: Sequence[CausedFindings]
+    sha256: str
+    differs: Sequence[str] | None
+
+    @property
+    def findings_count(self) -> int:
+        return sum(each.rows for each in self.caused)
+
+    @classmethod
+    def of(
+        cls, found: Findings, summary: HourSummary, findings_limit: int | None, differs: Sequence[str] | None = None
+    ) -> "HourResult":
+        """The result of a comparison."""
+        return cls(summary, found.first(findings_limit), found.caused(), found.sha256, differs)
+
+
+class Archived(Protocol):
+    """What archives add to a report, once their hours are audited."""
+
+    unnoted: list[str]
+    doubled: list[str]
+    deleted_rows: int
+
+    def totals(self) -> list[Finding]:
+        """What concerns no single message."""
+
+    def seal_reports(self) -> Iterator[SealReport]:
+        """The seals that archives hold."""
+
+
 class Collected:
     """Puts the results of hours together; findings that unbalance the books are kept before those that do not."""
 
@@ -146,10 +221,9 @@ class Collected:
         self._caused: list[CausedFindings] = []
         self._subjects = SubjectSums()
 
-    def add(
-        self, summary: HourSummary, findings: Sequence[Finding], caused: Sequence[CausedFindings], sha256: str
-    ) -> None:
-        """Add one hour: its figures, its first findings, all by cause, and their digest (`Findings.sha256`)."""
+    def add(self, result: HourResult) -> None:
+        """Add one hour."""
+        summary, findings, caused, sha256, _ = result
         # Thousands of hours with thousands of subjects each do not fit into memory; their sum does.
         self._subjects.add(summary.subjects.names, summary.subjects.counts)
         self.summaries.append(replace(summary, subjects=NO_SUBJECTS))
@@ -163,23 +237,21 @@ class Collected:
             self._late = sorted(self._late + late)[: self._limit]
             self._faults = sorted(self._faults + faults)[: self._limit]
 
-    def report(
-        self, data: str, terms: AuditTerms, plan: AuditPlan, books: Mapping[int, SealBook], totals: Sequence[Finding]
-    ) -> AuditReport:
+    def report(self, plan: AuditPlan, books: Mapping[int, SealBook], totals: Sequence[Finding]) -> AuditReport:
         """The report on all hours that were added, on the seals, and on contradictions between totals."""
         faults = (*totals, *self._faults)[: self._limit]
         findings = [*totals[: self._limit], *sorted((*faults[len(totals) :], *self._late[: self._limit - len(faults)]))]
         summaries = sorted(self.summaries, key=lambda summary: (summary.log_id, summary.hour))
         total = replace(sum_up(summaries), subjects=self._subjects.figures())
         return AuditReport(
-            data=data,
-            read_at_ms=terms.now_ms,
+            places=plan.data,
+            read_at_ms=plan.terms.now_ms,
             hours=tuple(summaries),
             total=total,
             findings=tuple(findings),
             findings_count=self._count + len(totals),
             torn=plan.torn,
-            deleted_rows=plan.deleted_rows,
+            deleted_rows=sum(plan.deleted.values()),
             lives=plan.lives,
             seals=tuple(report for book in books.values() for report in book.reports()),
             faults=tuple(totals),
@@ -188,8 +260,10 @@ class Collected:
             acceptances=plan.acceptances,
             findings_sha256=self._sha256,
             caused=tuple(sorted(self._caused, key=lambda each: (each.log_id, each.hour, each.cause))),
-            late_ms_limit=terms.late_ms_limit,
-            lost_grace_ms=terms.lost_grace_ms,
+            late_ms_limit=plan.terms.late_ms_limit,
+            lost_grace_ms=plan.terms.lost_grace_ms,
+            missing=missing_servers(summaries, plan),
+            doubled=tuple(each.sentence for each in plan.doubled),
         )
 
 
@@ -231,55 +305,95 @@ def audit_directory(
     disk = disk or RealDisk()
 
     def audit() -> AuditReport:
-        plan, tails = plan_audit(disk, data, now_ms, hours, late_ms_limit, lost_grace_ms, consumption=consumption)
-        return report_plan(disk, data, plan, tails, findings_limit, progress)
+        plan, tails = plan_audit(disk, (data,), now_ms, hours, late_ms_limit, lost_grace_ms, consumption=consumption)
+        return report_plan(disk, plan, tails, findings_limit, progress)
 
     return until_still(data, audit)
 
 
 def report_plan(
     disk: Disk,
-    data: str,
     plan: AuditPlan,
     tails: Sequence[MessageTail],
     findings_limit: int | None,
     progress: Progress | None = None,
 ) -> AuditReport:
     """Audit all hours of a plan, and their seals; LogMoved when files went away meanwhile."""
-    collected = Collected(findings_limit)
     books = seal_books(disk, plan)
-    for found, summary, differs in audit_plan(disk, plan, tails, books):
-        if differs is not None:
-            books[summary.log_id].note(summary.hour, differs)
-        collected.add(summary, found.first(findings_limit), found.caused(), found.sha256)
-        if progress is not None:
-            progress(len(collected.summaries), plan.hour_count)
-    return collected.report(data, plan.origins[0].terms, plan, books, plan_faults(disk, plan, books))
+    hours = audit_plan(disk, plan, tails, books, findings_limit, progress)
+    return report_hours(disk, plan, books, hours, findings_limit)
+
+
+def report_hours(
+    disk: Disk,
+    plan: AuditPlan,
+    books: Mapping[int, SealBook],
+    hours: Iterable[HourResult],
+    findings_limit: int | None,
+    archived: Archived | None = None,
+) -> AuditReport:
+    """The report on the audited hours of a plan, and of archives."""
+    collected = Collected(findings_limit)
+    for result in hours:
+        summary = result.summary
+        # An hour that sealed after the seals were read has none to compare with.
+        if result.differs is not None and books[summary.log_id].has_standing(summary.hour):
+            books[summary.log_id].note(summary.hour, result.differs)
+        collected.add(result)
+    totals = plan_faults(disk, plan, books)
+    if archived is None:
+        return collected.report(plan, books, totals)
+    report = collected.report(plan, books, [*totals, *archived.totals()])
+    return replace(
+        report,
+        seals=join_seals(report.seals, archived.seal_reports()),
+        deleted_rows=report.deleted_rows + archived.deleted_rows,
+        unnoted=tuple(archived.unnoted),
+        doubled=(*report.doubled, *archived.doubled),
+    )
+
+
+def join_seals(live: Sequence[SealReport], archived: Iterable[SealReport]) -> tuple[SealReport, ...]:
+    """Each seal once, by delay server and number: as the place says it that knows more, or finds it broken."""
+    found = {(each.log_id, each.hour): each for each in live}
+    for each in archived:
+        known = found.get((each.log_id, each.hour))
+        if known is None or _WORTH.index(each.state) > _WORTH.index(known.state):
+            found[each.log_id, each.hour] = each
+    # Seals that are missing have no number, and come behind the others of their server.
+    return tuple(
+        sorted(found.values(), key=lambda each: (each.log_id, each.seal is None, each.seal.number if each.seal else 0))
+    )
 
 
 def plan_faults(disk: Disk, plan: AuditPlan, books: Mapping[int, SealBook]) -> list[Finding]:
     """Contradictions in the totals of each delay server of a plan (rule S5)."""
     found = [_server_faults(disk, one.snapshot, one.follows, books[one.log_id]) for one in plan.origins]
     found += [list(_deleted_hours(disk, plan, one.log_id, books[one.log_id])) for one in plan.origins]
-    found.append([Finding(0, FindingKind.CONSERVATION, 0, 0, "", what, log_id) for log_id, what in plan.index.faults])
+    found.append([conservation(0, log_id, what) for log_id, what in plan.index.faults])
     for number, consumption in enumerate(plan.consumption):
         log_id = plan.index.targets[number].log_id
         said = [*consumption.faults, *beyond(consumption, plan.index, number)]
-        found.append([Finding(0, FindingKind.CONSERVATION, 0, 0, "", what, log_id) for what in said])
+        found.append([conservation(0, log_id, what) for what in said])
     return [fault for faults in found for fault in faults]
 
 
 def audit_plan(
-    disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None, books: Mapping[int, SealBook]
-) -> Iterator[tuple[Findings, HourSummary, list[str] | None]]:
+    disk: Disk,
+    plan: AuditPlan,
+    tails: Sequence[MessageTail] | None,
+    books: Mapping[int, SealBook],
+    findings_limit: int | None,
+    progress: Progress | None = None,
+) -> Iterator[HourResult]:
     """Audit the hours of a plan, or of a part of one, with the seals of each delay server; without ``tails`` they are
-    read.
-
-    Yields the findings and figures of each hour, and where its rows differ from its seal: None when it has none to
-    compare with. Raises LogMoved when files went away meanwhile.
+    read. Raises LogMoved when files went away meanwhile.
     """
-    for hour in plan_hours(disk, plan, tails):
-        yield audit_books(hour, plan.helds, books[hour.log_id])
+    for done, hour in enumerate(plan_hours(disk, plan, tails), 1):
+        found, summary, differs = audit_books(hour, plan.helds, books[hour.log_id])
+        yield HourResult.of(found, summary, findings_limit, differs)
+        if progress is not None:
+            progress(done, plan.hour_count)
 
 
 def audit_books(
@@ -323,7 +437,7 @@ def _deleted_hours(disk: Disk, plan: AuditPlan, log_id: int, book: SealBook) -> 
             key = log_id, facts.hour
             if what := deleted_hour_differs(disk, plan.helds, plan.index, key, sealed, facts.in_doubt):
                 what = f"hour {hour_name(facts.hour)} was removed: {what}"
-                yield Finding(facts.hour, FindingKind.CONSERVATION, 0, 0, "", what, log_id)
+                yield conservation(facts.hour, log_id, what)
 
 
 def _audit_part(
@@ -375,10 +489,7 @@ def _server_faults(disk: Disk, snapshot: ScheduleSnapshot, follows: Iterable[str
     found = [(0, what) for what in (*_totals(snapshot, book), *follows, *_missing_seals(snapshot, book))]
     found += [(0, what) for what in _message_log(disk, snapshot)]
     found += _hours(snapshot, book)
-    return [
-        Finding(hour, FindingKind.CONSERVATION, 0, 0, "", what, snapshot.directory.log_id)
-        for hour, what in sorted(found)
-    ]
+    return [conservation(hour, snapshot.directory.log_id, what) for hour, what in sorted(found)]
 
 
 def _totals(snapshot: ScheduleSnapshot, book: SealBook) -> Iterator[str]:

@@ -82,7 +82,7 @@ def export_directory(
     disk = disk or RealDisk()
 
     def export() -> dict[str, int]:
-        plan, tails = plan_audit(disk, data, now_ms, hours, late_ms_limit, lost_grace_ms)
+        plan, tails = plan_audit(disk, (data,), now_ms, hours, late_ms_limit, lost_grace_ms)
         return export_plan(disk, plan, folder, form=form, subject=subject, tails=tails, progress=progress)
 
     return until_still(data, export)
@@ -176,7 +176,7 @@ def _facts(plan: AuditPlan, faults: Sequence[Finding], subject: str | None) -> d
         skipped += rows(one, *word.skipped)
         counts = ((hour_name(hour), one.snapshot.counted(hour), one.dropped.get(hour, 0)) for hour in one.hours)
         hours += rows(one, *(counts if subject is None else ()))
-    terms = plan.origins[0].terms
+    terms = plan.terms
     facts: dict[str, Sequence[tuple[Value, ...]]] = {
         "span": spans,
         "target": [(f"{target.log_id:016x}", target.start) for target in plan.index.targets],

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
@@ -29,7 +30,7 @@ from delayd.hours import INSTANT_MS_MAX, hour_from_name, hour_name
 from delayd.machine.disk import FILE_MODE, Disk, RealDisk, create_whole, open_named
 from delayd.outcome import Outcome
 from delayd.reading.explanations import STEPS, Explanation
-from delayd.reading.files.directory import Directory
+from delayd.reading.files.directory import Directory, Role
 from delayd.reading.subject_figures import CLASSES, NO_SUBJECTS, SubjectFigures, SubjectSums
 from delayd.secret import Secret
 
@@ -190,6 +191,11 @@ class Finding(NamedTuple):
     log_id: int
 
 
+def conservation(hour: int, log_id: int, what: str) -> Finding:
+    """A finding of totals, or of a file; ``hour`` 0 if it concerns no single one, ``log_id`` of the server."""
+    return Finding(hour, FindingKind.CONSERVATION, 0, 0, "", what, log_id)
+
+
 class CausedFindings(NamedTuple):
     """Findings that show the same way and have the same explanation: of one hour, or of many.
 
@@ -331,6 +337,14 @@ def quantile_ms(counts: NDArray[np.int64], quantile: float) -> int | None:
     return (lower + upper) // 2
 
 
+class ServerRows(NamedTuple):
+    """Rows of an hour of which the directory of another server, a ``role`` and its ``log_id``, would say more."""
+
+    role: Role
+    log_id: int
+    rows: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HourSummary:
     """One hour of one delay server; ``hour`` counts from the epoch. In a sum over hours both are 0.
@@ -365,6 +379,8 @@ class HourSummary:
     late_ms_max: int = 0
     lateness: NDArray[np.int64] = field(default_factory=lambda: NO_COUNTS, repr=False)
     past_due_lateness: NDArray[np.int64] = field(default_factory=lambda: NO_COUNTS, repr=False)
+    # Unproven rows of realtime servers that are not here, and rows that were drained to delay servers, here or not.
+    elsewhere: tuple[ServerRows, ...] = ()
     # Of an hour it is empty in a report, which has that of the total only.
     subjects: SubjectFigures = field(default_factory=lambda: NO_SUBJECTS, repr=False)
 
@@ -390,10 +406,10 @@ class HourSummary:
         if not isinstance(other, HourSummary):
             return NotImplemented
         same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in FIGURES)
-        return self.subjects == other.subjects and all(same)
+        return self.subjects == other.subjects and self.elsewhere == other.elsewhere and all(same)
 
 
-FIGURES = tuple(figure.name for figure in fields(HourSummary))[:-1]
+FIGURES = tuple(figure.name for figure in fields(HourSummary))[:-2]
 assert FIGURES[3 : 3 + len(CLASSES)] == CLASSES, "the classes add up to `scheduled`"
 assert {outcome.word for outcome in Outcome} <= {*CLASSES}, "each outcome has a figure"
 COUNTS = FIGURES[2:-2]  # The figures that are single numbers; the last of them is a maximum, the others are sums.
@@ -410,11 +426,14 @@ def sum_up(hours: Iterable[HourSummary]) -> HourSummary:
     sums = {name: sum(int(getattr(hour, name)) for hour in listed) for name in COUNTS}
     sums["late_ms_max"] = max((hour.late_ms_max for hour in listed), default=0)
     subjects = SubjectSums()
+    elsewhere: Counter[tuple[Role, int]] = Counter()
     for hour in listed:
         subjects.add(hour.subjects.names, hour.subjects.counts)
+        elsewhere.update({(role, log_id): rows for role, log_id, rows in hour.elsewhere})
     return HourSummary(
         **sums,
         subjects=subjects.figures(),
+        elsewhere=tuple(ServerRows(*server, rows) for server, rows in sorted(elsewhere.items())),
         lateness=_sum(hour.lateness for hour in listed),
         past_due_lateness=_sum(hour.past_due_lateness for hour in listed),
     )

@@ -18,6 +18,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,9 +26,12 @@ from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name, hour_of_ms, instant_text
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.hour import OutcomeRows
+from delayd.log.log import LogPlace
+from delayd.log.segment import FileKind
 from delayd.machine.disk import Disk
 from delayd.machine.identity import LOCK
-from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, FiledByLog, Span, Spans
+from delayd.machine.operating import counted
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, NO_SPANS, AuditTerms, FiledByLog, Span, Spans
 from delayd.reading.consumption import Consumption, read_consumption
 from delayd.reading.explanations import read_explanations
 from delayd.reading.files.directory import (
@@ -44,12 +48,15 @@ from delayd.reading.files.directory import (
 )
 from delayd.reading.files.origins import MessageTail, dispatch_sizes, part_hour, read_hour, read_outcomes, read_tail
 from delayd.reading.files.row_arrays import Batches, ScheduleRows, Sorter, TargetRows
-from delayd.reading.files.stored_groups import TornTail
+from delayd.reading.files.stored_groups import TornTail, log_size
 from delayd.reading.files.target_index import Scan, TargetIndex, TargetIndexer, read_target_rows
-from delayd.reading.findings import StoredAcceptance, read_acceptances
+from delayd.reading.findings import HourKey, HourSummary, StoredAcceptance, read_acceptances
 from delayd.reading.seals import TargetTallies, read_held, sealed_facts
 
 META = "meta"
+NOT_SCHEDULED = "nothing shows that it was given {messages} before it handed them over"
+NOT_ARRIVED = "nothing but dispatch logs shows that {messages} arrived there"
+NOT_FOLLOWED = "nothing shows what became of {messages} that moved there"
 PART_ROWS_MAX = 1_000_000  # An hour with more rows is read in parts: an audit takes about 300 bytes a row.
 
 
@@ -58,6 +65,43 @@ class LifeState(StrEnum):
 
     UP = "up"
     AWAY = "away"  # Stopped, dead, or this is a copy of its directory.
+
+
+class DoubledServer(NamedTuple):
+    """A server of which two directories are there; only one of them is read."""
+
+    role: str
+    log_id: int
+    path: str
+    left_out: str
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.left_out} is left out: {self.path} is of {self.role} server {self.log_id:016x}, too, and a server "
+            "counts once"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MissingServer:
+    """A server whose directory would show more of some messages, and is not among those that are read."""
+
+    role: Role
+    log_id: int
+    what: str  # What nobody knows without it, with a place for the messages.
+    rows: int
+    first_hour: int
+    last_hour: int
+
+    @property
+    def sentence(self) -> str:
+        hours = hour_name(self.first_hour)
+        if self.last_hour > self.first_hour:
+            hours = f"{hours} to {hour_name(self.last_hour)}"
+        messages = counted(self.rows, "message|messages")
+        what = self.what.format(messages=f"{messages} (due in {hours})")
+        return f"the directory of {self.role} server {self.log_id:016x} is not here, so {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +173,30 @@ def _last_targets(index: TargetIndex, log_id: int) -> list[tuple[int, int]]:
     return list(zip(subjects.tolist(), batches["target"][last[subjects]].tolist(), strict=True))
 
 
+def each_once(disk: Disk, directories: Sequence[Directory]) -> tuple[list[Directory], tuple[DoubledServer, ...]]:
+    """One directory of each server, and which are left out: copies, or the same one named twice.
+
+    A directory whose server runs goes before a copy, a longer message log before a shorter one, and of two that are
+    equal the first one is taken.
+    """
+    by_server: dict[tuple[Role, int], list[Directory]] = {}
+    for directory in directories:
+        by_server.setdefault((directory.role, directory.log_id), []).append(directory)
+    taken: list[Directory] = []
+    doubled: list[DoubledServer] = []
+    for found in by_server.values():
+        best = found[0] if len(found) == 1 else max(found, key=lambda each: _newness(disk, each))
+        taken.append(best)
+        doubled += [DoubledServer(best.role, best.log_id, best.path, each.path) for each in found if each is not best]
+    return taken, tuple(doubled)
+
+
+def _newness(disk: Disk, directory: Directory) -> tuple[bool, int]:
+    kind = FileKind.MESSAGE if directory.role is Role.DELAY else FileKind.REALTIME
+    place = LogPlace(directory.message_folder, kind, directory.log_id)
+    return server_runs(directory.path), log_size(disk, place)
+
+
 @dataclass(frozen=True, slots=True)
 class AuditedOrigin:
     """The bounds within which one delay server's logs are read; ``hours`` are those to audit."""
@@ -153,14 +221,20 @@ class AuditPlan:
 
     origins: tuple[AuditedOrigin, ...]
     index: TargetIndex
+    terms: AuditTerms  # For all servers: those of a delay server have its spans, too.
     torn: tuple[TornTail, ...] = ()
-    deleted_rows: int = 0  # Rows at targets whose hours the delay server's retention has removed.
     lives: tuple[LastLife, ...] = ()  # Of all servers whose directories are here.
     holds_up: tuple[str, ...] = ()  # Why they wait, as their delay server says.
     helds: tuple[TargetTallies, ...] = ()  # The contents of the targets' tally logs, in the order of the index.
     # The contents of their pull logs, in the same order; () when the caller did not ask for it.
     consumption: tuple[Consumption, ...] = ()
     acceptances: tuple[StoredAcceptance, ...] = ()  # What operators have said of findings in these hours.
+    data: tuple[str, ...] = ()  # Where all of this lies.
+    # Rows at targets whose hours the delay server's retention has removed, by delay server and hour.
+    deleted: Mapping[HourKey, int] = field(default_factory=dict)
+    doubled: tuple[DoubledServer, ...] = ()
+    # Rows at targets of delay servers that are not here, by delay server and hour.
+    strangers: Mapping[HourKey, int] = field(default_factory=dict)
 
     @property
     def hour_count(self) -> int:
@@ -213,7 +287,7 @@ class AuditPlan:
             origins.append(AuditedOrigin(own, sizes, origin.terms, tuple(hours), dropped=origin.dropped))
         # What is known of the index's faults is the driver's to tell.
         index = replace(self.index, batches=batches, faults=(), hellos={})
-        return AuditPlan(tuple(origins), index, helds=self.helds)
+        return AuditPlan(tuple(origins), index, self.terms, helds=self.helds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +350,7 @@ class HourBooks:
 
 def plan_audit(
     disk: Disk,
-    data: str,
+    data: tuple[str, ...],
     now_ms: int,
     hours: Container[int] | None = None,
     late_ms_limit: int = LATE_MS_LIMIT,
@@ -285,17 +359,21 @@ def plan_audit(
     consumption: bool = True,
     scan: Scan | None = None,
     damage: list[DamagedData] | None = None,
+    need_schedule: bool = True,
 ) -> tuple[AuditPlan, list[MessageTail]]:
     """Scan the realtime logs, then take the bounds of all others; with each delay server's tail of its message log.
 
-    With a ``scan`` that reads the realtime logs the tails lack filed rows: who needs those of some hours reads them.
-    ``damage`` receives files of delay servers that are gone or cut, and the rest is planned. Raises LogMoved when files
-    went away meanwhile, DamagedData when nobody gave ``damage`` or the rest can't be read without the file.
+    ``data`` are the data directories of the servers: of one machine, or of several. With a ``scan`` that reads the
+    realtime logs the tails lack filed rows: who needs those of some hours reads them. ``damage`` receives files of
+    delay servers that are gone or cut, and the rest is planned. Without ``need_schedule`` there may be realtime servers
+    alone. Raises LogMoved when files went away meanwhile, DamagedData when nobody gave ``damage`` or the rest can't be
+    read without the file.
     """
-    directories = find_directories(disk, data)
+    directories, doubled = each_once(disk, [each for place in data for each in find_directories(disk, place)])
     delays = [directory for directory in directories if directory.role == Role.DELAY]
-    if not delays:
-        raise BadArgument(f"{data} holds no delay server's directory, so nothing says what was scheduled")
+    if not delays and need_schedule:
+        places = " and ".join(data)
+        raise BadArgument(f"{places} holds no delay server's directory, so nothing says what was scheduled")
     for directory in directories:
         for error in not_counted(disk, directory):
             if damage is None:
@@ -315,50 +393,111 @@ def plan_audit(
     ]
     indexer.scan(newer=True, scan=scan)
     index = indexer.index()
-    origins: list[AuditedOrigin] = []
-    tails: list[MessageTail] = []
-    deleted_rows = 0
-    meta = read_meta_life(data)
-    lives = [] if meta is None else [meta]
+    lives = [meta for place in data if (meta := read_meta_life(place)) is not None]
     lives += [
         read_life(disk, directory, seen_ms, now_ms)
         for directory, seen_ms in zip(realtimes, index.last_appended_ms, strict=True)
     ]
-    holds_up: list[str] = []
+    origins: list[AuditedOrigin] = []
+    tails: list[MessageTail] = []
+    deleted: dict[HourKey, int] = {}
     for directory, dispatched, snapshot in zip(delays, sizes, snapshots, strict=True):
         tail = read_tail(disk, snapshot, torn, hours, filed=scan is None, damage=damage)
-        own = index.batches["origin_log_id"] == directory.log_id
-        own_hours = index.batches["hour"][own]
-        claimed_ms = int(index.batches["claimed_at_ms"][own].max(initial=0))
-        life = read_life(disk, directory, max(tail.last_appended_at_ms, claimed_ms), now_ms)
-        lives.append(life)
-        removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
-        known = (set(snapshot.hours) | set(dispatched) | set(tail.unfiled.counts())) - removed
-        found = set(np.unique(own_hours).tolist()) | tail.filed_hours
-        # An hour that is over and that its delay server does not know was removed by retention, which removes only
-        # sealed hours: rows of it in targets and message log have nothing left to be compared with.
-        unknown = {hour for hour in found - known if hour < hour_of_ms(life.until_ms)}
-        if known and unknown:
-            removed |= unknown & sealed_facts(disk, snapshot).keys()
-        if removed:
-            deleted_rows += int(index.batches["count"][own][np.isin(own_hours, list(removed))].sum())
-        wanted = sorted((known | found) - removed)
+        own = index.batches[index.batches["origin_log_id"] == directory.log_id]
+        claimed_ms = int(own["claimed_at_ms"].max(initial=0))
+        lives.append(read_life(disk, directory, max(tail.last_appended_at_ms, claimed_ms), now_ms))
+        known, removed = _split_hours(disk, snapshot, dispatched, tail, own, lives[-1].until_ms)
+        deleted |= {(directory.log_id, hour): count for hour, count in _count_rows(own, removed).items()}
+        chosen = tuple(hour for hour in known if hours is None or hour in hours)
         spans = spans_of(snapshot.word, directory.log_id, index)
-        holds_up += what_holds_up(snapshot.word)
         explanations = read_explanations(disk, directory, realtimes, index)
         terms = AuditTerms(now_ms, spans, late_ms_limit, lost_grace_ms, explanations)
-        chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
         # The record that gave up rows of an hour stands behind them in the message log.
         given_up = {hour for hour in snapshot.word.dropped if f"schedule/{hour_name(hour)}" in tail.given_up}
         dropped = {hour: snapshot.word.dropped[hour] for hour in given_up}
         origins.append(AuditedOrigin(snapshot, dispatched, terms, chosen, tail.faults, tail.first, dropped))
         tails.append(tail)
-    # The realtime logs are scanned twice; a tail from the second scan is newer.
-    tails_torn = {tail.path: tail for tail in torn}
-    read = (tuple(tails_torn.values()), deleted_rows, tuple(lives), tuple(holds_up), helds, consumed)
-    accepted = tuple(each for directory in delays for each in read_acceptances(disk, directory, hours))
-    plan = AuditPlan(tuple(origins), index, *read, accepted)
+    plan = AuditPlan(
+        tuple(origins),
+        index,
+        AuditTerms(now_ms, NO_SPANS, late_ms_limit, lost_grace_ms),
+        # The realtime logs are scanned twice; a tail from the second scan is newer.
+        torn=tuple({tail.path: tail for tail in torn}.values()),
+        lives=tuple(lives),
+        holds_up=tuple(what for snapshot in snapshots for what in what_holds_up(snapshot.word)),
+        helds=helds,
+        consumption=consumed,
+        acceptances=tuple(each for directory in delays for each in read_acceptances(disk, directory, hours)),
+        data=data,
+        deleted=deleted,
+        doubled=doubled,
+        strangers=_strangers(index, delays, hours),
+    )
     return plan, tails
+
+
+def _split_hours(
+    disk: Disk,
+    snapshot: ScheduleSnapshot,
+    dispatched: Mapping[int, int],
+    tail: MessageTail,
+    batches: Batches,
+    until_ms: int,
+) -> tuple[list[int], set[int]]:
+    """The hours of a delay server that there is anything to compare of, rising, and those that retention removed.
+
+    ``batches`` are those of its rows at targets, ``until_ms`` is its last instant.
+    """
+    removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
+    known = (set(snapshot.hours) | set(dispatched) | set(tail.unfiled.counts())) - removed
+    found = set(np.unique(batches["hour"]).tolist()) | tail.filed_hours
+    # An hour that is over and that its delay server does not know was removed by retention, which removes only
+    # sealed hours: rows of it in targets and message log have nothing left to be compared with.
+    unknown = {hour for hour in found - known if hour < hour_of_ms(until_ms)}
+    if known and unknown:
+        removed |= unknown & sealed_facts(disk, snapshot).keys()
+    return sorted((known | found) - removed), removed
+
+
+def _count_rows(batches: Batches, hours: set[int]) -> dict[int, int]:
+    """How many rows batches have of each of these hours; hours without any are left out."""
+    own = batches[np.isin(batches["hour"], list(hours))]
+    found, at = np.unique(own["hour"], return_inverse=True)
+    counts = np.zeros(len(found), np.int64)
+    np.add.at(counts, at, own["count"])
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def _strangers(index: TargetIndex, delays: Sequence[Directory], hours: Container[int] | None) -> dict[HourKey, int]:
+    """Count the rows of delay servers that targets hold, and that nobody can compare with what was scheduled."""
+    unknown = index.batches[~np.isin(index.batches["origin_log_id"], [each.log_id for each in delays])]
+    found: dict[HourKey, int] = {}
+    for log_id in np.unique(unknown["origin_log_id"]).tolist():
+        own = unknown[unknown["origin_log_id"] == log_id]
+        wanted = {hour for hour in np.unique(own["hour"]).tolist() if hours is None or hour in hours}
+        found |= {(log_id, hour): rows for hour, rows in _count_rows(own, wanted).items()}
+    return found
+
+
+def missing_servers(hours: Sequence[HourSummary], plan: AuditPlan) -> tuple[MissingServer, ...]:
+    """The servers whose directories would show more of some rows of these hours, by role and log_id."""
+    here = {
+        (Role.DELAY, log_id) for log_id in (*(each.log_id for each in plan.origins), *(each.log_id for each in hours))
+    }
+    here |= {(Role.REALTIME, target.log_id) for target in plan.index.targets}
+    found: dict[tuple[str, Role, int], dict[int, int]] = {}
+    for (log_id, hour), rows in plan.strangers.items():
+        found.setdefault((NOT_SCHEDULED, Role.DELAY, log_id), {})[hour] = rows
+    for summary in hours:
+        for role, log_id, rows in summary.elsewhere:
+            if (role, log_id) not in here:
+                what = NOT_ARRIVED if role is Role.REALTIME else NOT_FOLLOWED
+                of_hour = found.setdefault((what, role, log_id), {})
+                of_hour[summary.hour] = of_hour.get(summary.hour, 0) + rows
+    return tuple(
+        MissingServer(role, log_id, what, sum(rows.values()), min(rows), max(rows))
+        for (what, role, log_id), rows in sorted(found.items(), key=lambda pair: pair[0][1:])
+    )
 
 
 def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None) -> Iterator["HourBooks"]:

@@ -22,6 +22,8 @@ from spark.session import audit
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
 from tests.trust import put_secrets
 from tests.unit.cli.runner import Ran, run
+from tests.unit.reading.archived import NOW_MS as ARCHIVED_NOW_MS
+from tests.unit.reading.archived import audited_fleet, write_machines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,8 +142,8 @@ def test_tasks_scan_the_realtime_logs_by_segments_and_say_what_one_process_says(
         asked.append(sum(len(split_piece(RealDisk(), piece, 1)) for piece in pieces))
         return iter(scan_in(session, 1)(pieces))
 
-    plan, _ = plan_audit(RealDisk(), str(tmp_path), NOW_MS, scan=scan)
-    expected, _ = plan_audit(RealDisk(), str(tmp_path), NOW_MS)
+    plan, _ = plan_audit(RealDisk(), (str(tmp_path),), NOW_MS, scan=scan)
+    expected, _ = plan_audit(RealDisk(), (str(tmp_path),), NOW_MS)
     assert asked[0] == 3
     assert (plan.index.batches == expected.index.batches).all()
     assert plan.index.subjects == expected.index.subjects
@@ -150,9 +152,9 @@ def test_tasks_scan_the_realtime_logs_by_segments_and_say_what_one_process_says(
     data[-1] ^= 1
     segments[1].write_bytes(data)
     with pytest.raises(DamagedData) as damage:
-        plan_audit(RealDisk(), str(tmp_path), NOW_MS, scan=scan_in(session, 1))
+        plan_audit(RealDisk(), (str(tmp_path),), NOW_MS, scan=scan_in(session, 1))
     with pytest.raises(DamagedData) as known:
-        plan_audit(RealDisk(), str(tmp_path), NOW_MS)
+        plan_audit(RealDisk(), (str(tmp_path),), NOW_MS)
     assert damage.value.message == known.value.message
 
 
@@ -168,7 +170,7 @@ def test_an_audit_by_no_tasks_is_refused_by_name(faulty: Books) -> None:
 
 
 def test_an_hour_sends_the_driver_only_the_steps_of_lateness_that_it_has(faulty: Books) -> None:
-    plan, _ = plan_audit(RealDisk(), faulty.root, NOW_MS)
+    plan, _ = plan_audit(RealDisk(), (faulty.root,), NOW_MS)
     for row in (row for batch in audit_part(0, plan, 0) for row in batch.to_pylist()):
         steps = [*row["lateness"], *row["past_due_lateness"]]
         assert sum(each["count"] for each in steps) <= row["dispatched"]
@@ -184,3 +186,14 @@ def test_a_directory_without_books_is_refused(tmp_path: Path) -> None:
 
 def _nothing(books: Books) -> AuditReport:
     return audit_directory(books.root, now_ms=NOW_MS, hours=range(3))
+
+
+@pytest.mark.parametrize("places", [("a",), ("a", "b"), ("a", "b", "copy", "archive"), ("archive",), ("b", "archive")])
+def test_a_fleet_in_spark_is_what_it_is_without_spark(tmp_path: Path, places: tuple[str, ...]) -> None:
+    write_machines(tmp_path)
+    named = [str(tmp_path / place) for place in places]
+    expected = audited_fleet(*named)
+    found = audit(*named, now_ms=ARCHIVED_NOW_MS, tasks=2, findings_limit=None)
+    assert found == expected
+    assert (expected.total.scheduled, expected.balanced) == (48, "archive" not in places)
+    assert bool(expected.missing) is ("b" not in places) and bool(expected.doubled) is ("copy" in places)

@@ -79,7 +79,7 @@ def test_lifecycle_in_spark_says_of_each_row_what_the_books_say(session: SparkSe
         data = write_tree(each, tmp_path / str(number))
         frame = session.read.format("delayd").load(data)
         found = {(row["hour"], row["sequence"]): row["state"] for row in frame.collect()}
-        plan, tails = plan_audit(RealDisk(), data, time.time_ns() // 1_000_000)
+        plan, tails = plan_audit(RealDisk(), (data,), time.time_ns() // 1_000_000)
         expected: dict[tuple[object, object], object] = {}
         for books in plan_hours(RealDisk(), plan, tails):
             tables = HourTables(books)

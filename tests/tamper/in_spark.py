@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from delayd.errors import BadArgument, DamagedData, DelaydError
 from delayd.machine.disk import RealDisk
-from delayd.reading.books import AuditReport, report_plan
+from delayd.reading.books import AuditReport
 from delayd.reading.files.stored_groups import LogMoved
 from delayd.reading.files.target_index import Chunk, LogPiece, scan_piece, split_piece
-from delayd.reading.plan import AuditPlan, plan_audit
+from delayd.reading.fleet import Fleet, plan_fleet
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Folder
 from spark.audit import audit_frame, report_of
@@ -44,24 +44,24 @@ class Compared:
 
 def compare_in_spark(session: SparkSession, folders: Mapping[str, str], now_ms: int) -> Compared:
     """Audit directories, given by name and path, with numpy and in Spark."""
-    plans: dict[str, AuditPlan] = {}
+    fleets: dict[str, Fleet] = {}
     expected: dict[str, AuditReport | str] = {}
     verdicts = Counter[str]()
     for name, data in folders.items():
         try:
-            plan, tails = plan_audit(RealDisk(), data, now_ms)
-            plans[name], _ = plan_audit(RealDisk(), data, now_ms, scan=_scan)
+            here = plan_fleet(RealDisk(), (data,), now_ms=now_ms)
+            fleets[name] = plan_fleet(RealDisk(), (data,), now_ms=now_ms, scan=_scan)
         except (BadArgument, DamagedData, LogMoved):
             verdicts["unreadable"] += 1
             continue  # Spark's driver makes the plan by the same code, so both end with the same words.
-        expected[name] = _said(partial(report_plan, RealDisk(), data, plan, tails, None))
-    owners = [(name, part) for name, plan in plans.items() for part in plan.split(PARTS)]
+        expected[name] = _said(here.audit)
+    owners = [(name, part) for name, fleet in fleets.items() for part in fleet.plan.split(PARTS)]
     rows = defaultdict[str, list[dict[str, Any]]](list)
     for row in audit_frame(session, [part for _, part in owners], None, TASKS).toArrow().to_pylist():
         rows[owners[row["part"]][0]].append(row)
     differences: dict[str, list[str]] = {}
-    for name, plan in plans.items():
-        ours, theirs = expected[name], _said(partial(report_of, rows[name], folders[name], plan, None))
+    for name, fleet in fleets.items():
+        ours, theirs = expected[name], _said(partial(report_of, rows[name], fleet, None))
         if isinstance(ours, AuditReport):
             verdicts["sound" if ours.balanced else "unsound"] += 1
         else:

@@ -12,10 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from delayd.errors import BadArgument, DamagedData
-from delayd.reading.books import report_plan
 from delayd.reading.export import export_plan
 from delayd.reading.files.stored_groups import LogMoved
-from delayd.reading.plan import plan_audit
+from delayd.reading.fleet import plan_fleet
 from delayd.testing.disk import MemoryDisk
 from spark.session import open_session
 from tests.simulation.audit import BOOKS
@@ -29,11 +28,11 @@ from tests.tamper.lies import all_lies
 def sql_differences(disk: MemoryDisk, now_ms: int, folder: Path) -> list[str]:
     """What numpy and SQL say differently of a directory; nothing where both end with the same words."""
     try:
-        plan, tails = plan_audit(disk, BOOKS, now_ms)
-        report = report_plan(disk, BOOKS, plan, tails, None)
+        fleet = plan_fleet(disk, (BOOKS,), now_ms=now_ms)
+        report = fleet.audit()
     except (BadArgument, DamagedData, LogMoved):
         return []
-    export_plan(disk, plan, str(folder), tails=tails)
+    export_plan(disk, fleet.plan, str(folder), tails=fleet.tails)
     return differences(report, audit_by_sql(folder))
 
 

@@ -1,22 +1,24 @@
-"""Archive audit: the books of an archive, from its files alone (docs/archive.md).
+"""Archive audit: the books of archives, from their files alone (docs/archive.md).
 
 Invariant: an hour is judged by the same comparison as in a data directory, so it has the same findings, and its rows
 are compared with its seal. A file that is missing, or is not the one that its note names, is named by its path, and the
 others are audited. Only pieces of an hour's schedule are in memory.
 
+Notes are read first, by one process. Then each hour can be audited by itself, by whoever has its `HourFiles`.
+
 Importing it needs pyarrow.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-import numpy as np
+from typing import NamedTuple
 
 from delayd.batch.content import Tally, tally
 from delayd.errors import BadArgument, DamagedData
-from delayd.log.hour import NO_SEAL
+from delayd.log.hour import NO_SEAL, Seal
+from delayd.machine.disk import RealDisk
 from delayd.reading.archive.notes import (
     MESSAGE,
     NOTES,
@@ -28,16 +30,16 @@ from delayd.reading.archive.notes import (
 from delayd.reading.archive.pieces import HeldRows, audit_pieces, fetch_checked, fetch_note, seal_of, with_bounds
 from delayd.reading.archive.rows import read_message, read_schedule
 from delayd.reading.archive.store import ArchiveStore
-from delayd.reading.audit import LATE_MS_LIMIT, AuditTerms, Span, Spans
-from delayd.reading.books import FINDINGS_LIMIT, AuditReport, Collected
-from delayd.reading.files.row_arrays import BATCH, Target, TargetRows
-from delayd.reading.files.target_index import TargetIndex
-from delayd.reading.findings import FINDING, Finding, FindingKind, Findings, HourSummary, join_findings, join_parts
+from delayd.reading.audit import LATE_MS_LIMIT, AuditTerms
+from delayd.reading.books import FINDINGS_LIMIT, AuditReport, HourResult, report_hours
+from delayd.reading.files.row_arrays import Sorter, Target, TargetRows
+from delayd.reading.files.target_index import NO_INDEX, TargetIndex, read_target_rows
+from delayd.reading.findings import Finding, Findings, HourKey, HourSummary, conservation, join_findings, join_parts
 from delayd.reading.plan import AuditPlan
 from delayd.reading.seals import SealCheck, SealReport, SealState
 
 Progress = Callable[[int, int], None]  # Hours audited, hours in all.
-NO_INDEX = TargetIndex((), np.empty(0, BATCH), (), ())
+Open = Callable[[str], ArchiveStore]  # Gives the store of an archive by its URI.
 
 
 def audit_archive(
@@ -69,146 +71,268 @@ def audit_archive(
         NewerFormat: a newer delayd wrote a file of it.
         BadSetting, ServerUnavailable: the store can't be read.
     """
-    run = _Books(store, AuditTerms(now_ms, Spans(Span(0, 0)), late_ms_limit))
-    run.read_notes()
-    collected = Collected(findings_limit)
-    wanted = [note for note in run.schedules if hours is None or note.key.hour in hours]
-    for done, note in enumerate(wanted, 1):
-        found, summary = run.audit(note)
-        if summary is not None:
-            collected.add(summary, found.first(findings_limit), found.caused(), found.sha256)
-        if progress is not None:
-            progress(done, len(wanted))
-    report = collected.report(store.uri, run.terms, AuditPlan((), NO_INDEX), {}, sorted(run.faults))
-    return replace(report, seals=tuple(run.seal_reports()), deleted_rows=run.deleted_rows, unnoted=tuple(run.unnoted))
+    books = ArchivedBooks([store], hours)
+    terms = AuditTerms(now_ms, late_ms_limit=late_ms_limit)
+
+    def audited() -> Iterator[HourResult]:
+        for done, hour in enumerate(books.hours, 1):
+            found = books.take(audit_archived(hour, terms, findings_limit, lambda _: store))
+            if found is not None:
+                yield found
+            if progress is not None:
+                progress(done, len(books.hours))
+
+    plan = AuditPlan((), NO_INDEX, terms, data=(store.uri,))
+    return report_hours(RealDisk(), plan, {}, audited(), findings_limit, books)
 
 
-@dataclass(slots=True)
-class _Books:
-    store: ArchiveStore
-    terms: AuditTerms
-    schedules: list[Note] = field(default_factory=list)  # By delay server, and number of the seal.
-    faults: list[Finding] = field(default_factory=list)
-    unnoted: list[str] = field(default_factory=list)
-    deleted_rows: int = 0
-    _messages: dict[tuple[int, int], list[Note]] = field(default_factory=dict)  # By delay server and hour.
-    _seals: dict[ArchivedKey, list[str]] = field(default_factory=dict)  # What breaks them.
-    _verified: set[ArchivedKey] = field(default_factory=set)
+class ArchivedFile(NamedTuple):
+    """One file of an archive, by the URI of the archive and its note."""
 
-    def read_notes(self) -> None:
-        """Read all notes, and follow the chains of their seals."""
-        files = [name for table in TABLES for name in self.store.names(table)]
-        found = {key: name for name in self.store.names(NOTES) if (key := key_of_note(name)) is not None}
-        if not found:
-            raise BadArgument(f"{self.store.uri} holds no archive; give what `delayd archive --to` was given")
-        known = {key.file for key in found}
-        for name in files:
-            if name not in known:
-                self.unnoted.append(self._uri(name))
-        with TemporaryDirectory() as folder:
-            for key in sorted(found):
-                self._read_note(key, Path(folder))
-        self.schedules.sort(key=lambda note: (note.key.origin, seal_of(note).number))
-        for one in sorted({note.key.origin for note in self.schedules}):
-            self._follow([note for note in self.schedules if note.key.origin == one])
-        known_hours = {(note.key.origin, note.key.hour) for note in self.schedules}
-        for (origin, hour), notes in self._messages.items():
-            if (origin, hour) not in known_hours:
-                for note in notes:
-                    self._fault(note.key, f"{self._uri(note.key.note)}: the archive has no schedule of this hour")
+    uri: str
+    note: Note
 
-    def audit(self, note: Note) -> tuple[Findings, HourSummary | None]:
-        """Compare the tables of an hour, and its rows with its seal; no figures if its schedule can't be read."""
-        key = note.key
-        nothing = Findings(key.origin, key.hour, np.empty(0, FINDING), ())
-        with TemporaryDirectory() as folder:
-            try:
-                held = list(self._held(key, Path(folder)))
-                if not note.sha256:
-                    self._compare_removed(note, held)
-                    return nothing, None
-                found = list(self._audit_pieces(note, fetch_checked(self.store, note, Path(folder)), held))
-            except DamagedData as error:
-                self._fault(key, f"{error.path}: {error.what}")
-                return nothing, None
-        return join_findings([each for each, _ in found]), join_parts([each for _, each in found])
+    @property
+    def name(self) -> str:
+        return f"{self.uri}/{self.note.key.file}"
 
-    def seal_reports(self) -> Iterator[SealReport]:
-        """What became of the seals, by delay server and number."""
-        for note in self.schedules:
-            key, seal = note.key, seal_of(note)
-            state = SealState.VERIFIED if key in self._verified else SealState.UNREAD
-            if not note.sha256:
-                state = SealState.DELETED
-            if self._seals[key]:
-                state = SealState.BROKEN
-            yield SealReport(key.origin, key.hour, seal, state, "; ".join(self._seals[key]))
 
-    def _audit_pieces(self, note: Note, path: Path, held: Sequence[HeldRows]) -> Iterator[tuple[Findings, HourSummary]]:
-        key = note.key
-        check = SealCheck(seal_of(note).facts)
-        pieces = with_bounds(read_schedule(self._uri(key.file), key, path))
-        yield from audit_pieces(key, pieces, held, self.terms, check)
-        self._seals[key] += [f"{self._uri(key.file)}: {what}" for what in check.differences()]
-        self._verified.add(key)
+@dataclass(frozen=True, slots=True)
+class HourFiles:
+    """What there is of one hour of one delay server; it can be pickled.
 
-    def _held(self, key: ArchivedKey, folder: Path) -> Iterator[HeldRows]:
-        """What each realtime server that is in the archive holds of an hour; one with a damaged file is left out."""
-        for note in self._messages.get((key.origin, key.hour), ()):
-            name = self._uri(note.key.file)
-            rows: Iterator[TargetRows] = iter(())
-            if note.sha256:
-                try:
-                    rows = read_message(name, note.key, fetch_checked(self.store, note, folder))
-                except DamagedData as error:
-                    self._fault(note.key, f"{error.path}: {error.what}")
-                    continue
-            yield HeldRows(Target(name, note.key.log_id, note.start_offset), rows)
+    ``live`` has the targets whose logs are here and whose rows of this hour no archive has, with their batches of it.
+    """
 
-    def _read_note(self, key: ArchivedKey, folder: Path) -> None:
+    schedule: ArchivedFile
+    messages: tuple[ArchivedFile, ...]
+    live: TargetIndex = NO_INDEX
+
+    @property
+    def key(self) -> HourKey:
+        return self.schedule.note.key.origin, self.schedule.note.key.hour
+
+    @property
+    def seal(self) -> Seal:
+        """The seal of the hour."""
+        return seal_of(self.schedule.note)
+
+
+class ArchivedResult(NamedTuple):
+    """What the audit of an archived hour found; ``hour`` is None when its schedule is not there, or can't be read."""
+
+    key: HourKey
+    hour: HourResult | None
+    differs: tuple[str, ...] | None = None  # How its rows differ from its seal; None when they were not compared.
+    faults: tuple[Finding, ...] = ()
+    deleted_rows: int = 0  # Rows at targets of an hour whose schedule retention removed before it was archived.
+
+
+def audit_archived(hour: HourFiles, terms: AuditTerms, findings_limit: int | None, open_: Open) -> ArchivedResult:
+    """Compare the tables of an hour with each other, and its rows with its seal."""
+    run = _HourRun(hour, terms, open_)
+    with TemporaryDirectory() as folder:
         try:
-            note = fetch_note(self.store, key, folder)
-        except FileNotFoundError:
-            return  # Somebody removes the archive at this moment.
+            held = list(run.held(Path(folder)))
+            if not hour.schedule.note.sha256:
+                rows = run.compare_removed(held)
+                return ArchivedResult(hour.key, None, None, tuple(run.faults), rows)
+            parts = list(run.pieces(Path(folder), held))
         except DamagedData as error:
-            self._fault(key, f"{error.path}: {error.what}")
-            return
-        if key.table == MESSAGE:
-            self._messages.setdefault((key.origin, key.hour), []).append(note)
-        else:
-            self.schedules.append(note)
-            self._seals[key] = []
+            run.fault(hour.schedule.note.key, f"{error.path}: {error.what}")
+            return ArchivedResult(hour.key, None, None, tuple(run.faults))
+    found, summary = join_findings([each for each, _ in parts]), join_parts([each for _, each in parts])
+    result = HourResult.of(found, summary, findings_limit)
+    return ArchivedResult(hour.key, result, tuple(run.differs), tuple(run.faults))
 
-    def _follow(self, notes: Sequence[Note]) -> None:
-        """Follow the chain of one delay server's seals, from the first one on."""
-        number, before = -1, NO_SEAL
-        for note in notes:
-            seal = seal_of(note)
-            if seal.number == number:
-                self._seals[note.key].append(f"another hour has seal {number}, too")
-                continue
-            for missing in range(number + 1, seal.number):
-                what = f"{self.store.uri}: the hour of seal {missing} is missing, and later ones are there"
-                self._fault(note.key._replace(hour=0), what)
-            if seal.number == number + 1 and seal.previous_sha256 != before:
-                self._seals[note.key].append("the seal before it is not the one that it follows")
-            number, before = seal.number, seal.sha256
 
-    def _compare_removed(self, note: Note, held: Sequence[HeldRows]) -> None:
-        """Compare the seal of an hour whose rows are nowhere any more with what realtime servers held of it."""
-        facts = seal_of(note).facts
+class _HourRun:
+    """The audit of one archived hour."""
+
+    def __init__(self, hour: HourFiles, terms: AuditTerms, open_: Open) -> None:
+        self._hour, self._terms, self._open = hour, terms, open_
+        self.faults: list[Finding] = []
+        self.differs: list[str] = []
+
+    def pieces(self, folder: Path, held: Sequence[HeldRows]) -> Iterator[tuple[Findings, HourSummary]]:
+        """Audit the hour in pieces."""
+        key, name = self._hour.schedule.note.key, self._hour.schedule.name
+        check = SealCheck(self._hour.seal.facts)
+        pieces = with_bounds(read_schedule(name, key, self._fetch(self._hour.schedule, folder)))
+        yield from audit_pieces(key, pieces, held, self._terms, check)
+        self.differs += [f"{name}: {what}" for what in check.differences()]
+
+    def held(self, folder: Path) -> Iterator[HeldRows]:
+        """What each realtime server holds of the hour; one with a damaged file is left out."""
+        for file in self._hour.messages:
+            rows: Iterator[TargetRows] = iter(())
+            if file.note.sha256:
+                try:
+                    rows = read_message(file.name, file.note.key, self._fetch(file, folder))
+                except DamagedData as error:
+                    self.fault(file.note.key, f"{error.path}: {error.what}")
+                    continue
+            yield HeldRows(Target(file.name, file.note.key.log_id, file.note.start_offset), rows)
+        live, disk = self._hour.live, RealDisk()
+        for number, target in enumerate(live.targets):
+            own = live.batches[live.batches["target"] == number]
+            found = [read_target_rows(disk, live, own)] if len(own) else []
+            yield HeldRows(target, (replace(Sorter().stored(each), targets=(target,)) for each in found))
+
+    def compare_removed(self, held: Sequence[HeldRows]) -> int:
+        """Compare the seal of an hour whose rows are nowhere any more with what realtime servers held of it; count
+        that.
+        """
+        facts = self._hour.seal.facts
         sealed, found = Tally(facts.dispatched, facts.tally_first, facts.tally_second), Tally()
         for each in held:
             for rows in each.pieces:
                 found += tally(rows.sequence, rows.deliver_at_ms, rows.hashes())
-        self.deleted_rows += found.rows
         same = found == sealed or found.rows < sealed.rows or facts.in_doubt
         if found.rows > sealed.rows + facts.in_doubt or not same:
             what = f"its realtime servers held {found.rows} messages of it with the tally {found.digest}"
-            self._fault(note.key, f"{what}, its seal says {sealed.rows} with {sealed.digest}")
+            what = f"{what}, its seal says {sealed.rows} with {sealed.digest}"
+            self.fault(self._hour.schedule.note.key, what)
+        return found.rows
 
-    def _fault(self, key: ArchivedKey, what: str) -> None:
-        self.faults.append(Finding(key.hour, FindingKind.CONSERVATION, 0, 0, "", what, key.log_id))
+    def fault(self, key: ArchivedKey, what: str) -> None:
+        """Note what is wrong with a file or a total."""
+        self.faults.append(_fault(key, what))
 
-    def _uri(self, name: str) -> str:
-        return f"{self.store.uri}/{name}"
+    def _fetch(self, file: ArchivedFile, folder: Path) -> Path:
+        return fetch_checked(self._open(file.uri), file.note, folder)
+
+
+class ArchivedBooks:
+    """The notes of some archives, each hour once, and what the audits of the hours have found so far."""
+
+    def __init__(self, stores: Sequence[ArchiveStore], wanted: Container[int] | None = None) -> None:
+        """Read all notes, and follow the chains of their seals; ``wanted`` are the hours to audit, None for all.
+
+        Raises:
+            BadArgument: a store holds no archive.
+            NewerFormat: a newer delayd wrote a note.
+        """
+        self.hours: list[HourFiles] = []  # By delay server, and number of the seal.
+        self.faults: list[Finding] = []
+        self.unnoted: list[str] = []
+        self.deleted_rows = 0
+        self.doubled: list[str] = []
+        self._files: dict[ArchivedKey, ArchivedFile] = {}
+        self._seals: dict[HourKey, list[str]] = {}  # What breaks them.
+        self._verified: set[HourKey] = set()
+        self._gaps: dict[tuple[int, int], Finding] = {}  # By delay server and number: seals whose hours are missing.
+        for store in stores:
+            self._read_notes(store)
+        self._every = self._join()
+        for one in sorted({hour.key[0] for hour in self._every}):
+            self._follow([hour for hour in self._every if hour.key[0] == one])
+        self.hours = [hour for hour in self._every if wanted is None or hour.key[1] in wanted]
+
+    def take(self, result: ArchivedResult) -> HourResult | None:
+        """Take what the audit of one of the hours found; its figures are the caller's to add."""
+        self.faults += result.faults
+        self.deleted_rows += result.deleted_rows
+        if result.differs is not None:
+            self._seals[result.key] += result.differs
+            self._verified.add(result.key)
+        return result.hour
+
+    def compare_seals(self, path: str, log_id: int, seals: Sequence[Seal], standing: Iterable[int]) -> None:
+        """Compare with the seals of a delay server's own directory; it has the rows of those that are standing."""
+        for number in standing:
+            self._gaps.pop((log_id, number), None)
+        for hour in self._every:
+            number = hour.seal.number
+            if hour.key[0] != log_id:
+                continue
+            if number >= len(seals):
+                what = f"{hour.schedule.uri}/{hour.schedule.note.key.note}: {path} has no seal {number}"
+                self.faults.append(_fault(hour.schedule.note.key, f"{what}, so it is an older copy"))
+            elif seals[number].sha256 != hour.seal.sha256:
+                self._seals[hour.key].append(f"{path} has another seal {number}")
+
+    def totals(self) -> list[Finding]:
+        """What concerns no single message."""
+        return sorted([*self.faults, *self._gaps.values()])
+
+    def seal_reports(self) -> Iterator[SealReport]:
+        """What became of the seals, by delay server and number."""
+        for hour in self._every:
+            state = SealState.VERIFIED if hour.key in self._verified else SealState.UNREAD
+            if not hour.schedule.note.sha256:
+                state = SealState.DELETED
+            if self._seals[hour.key]:
+                state = SealState.BROKEN
+            yield SealReport(*hour.key, hour.seal, state, "; ".join(self._seals[hour.key]))
+
+    def _read_notes(self, store: ArchiveStore) -> None:
+        files = [name for table in TABLES for name in store.names(table)]
+        found = {key: name for name in store.names(NOTES) if (key := key_of_note(name)) is not None}
+        if not found:
+            raise BadArgument(f"{store.uri} holds no archive; give what `delayd archive --to` was given")
+        known = {key.file for key in found}
+        self.unnoted += [f"{store.uri}/{name}" for name in files if name not in known]
+        twice = dict[str, int]()
+        with TemporaryDirectory() as folder:
+            for key in sorted(found):
+                other = self._read_note(store, key, Path(folder))
+                if other is not None:
+                    twice[other] = twice.get(other, 0) + 1
+        self.doubled += [
+            f"{count:,} files of {store.uri} are left out: {other} has them, too, and an hour counts once"
+            for other, count in twice.items()
+        ]
+
+    def _read_note(self, store: ArchiveStore, key: ArchivedKey, folder: Path) -> str | None:
+        """Read a note; returns the archive that has this file already, if one has."""
+        name = f"{store.uri}/{key.note}"
+        try:
+            note = fetch_note(store, key, folder)
+        except FileNotFoundError:
+            return None  # Somebody removes the archive at this moment.
+        except DamagedData as error:
+            self.faults.append(_fault(key, f"{error.path}: {error.what}"))
+            return None
+        first = self._files.setdefault(key, ArchivedFile(store.uri, note))
+        if first.uri == store.uri and first.note is note:
+            return None
+        if (first.note.rows, first.note.seal) != (note.rows, note.seal):
+            self.faults.append(_fault(key, f"{first.uri}/{key.note} and {name} are of the same hour, and differ"))
+        return first.uri
+
+    def _join(self) -> list[HourFiles]:
+        messages: dict[HourKey, list[ArchivedFile]] = {}
+        schedules: list[ArchivedFile] = []
+        for key, file in self._files.items():
+            if key.table == MESSAGE:
+                messages.setdefault((key.origin, key.hour), []).append(file)
+            else:
+                schedules.append(file)
+        joined = [
+            HourFiles(file, tuple(messages.pop((file.note.key.origin, file.note.key.hour), ()))) for file in schedules
+        ]
+        for files in messages.values():
+            for file in files:
+                what = f"{file.uri}/{file.note.key.note}: the archive has no schedule of this hour"
+                self.faults.append(_fault(file.note.key, what))
+        return sorted(joined, key=lambda hour: (hour.key[0], hour.seal.number))
+
+    def _follow(self, hours: Sequence[HourFiles]) -> None:
+        """Follow the chain of one delay server's seals, from the first one on."""
+        number, before = -1, NO_SEAL
+        for hour in hours:
+            seal, broken = hour.seal, self._seals.setdefault(hour.key, [])
+            if seal.number == number:
+                broken.append(f"another hour has seal {number}, too")
+                continue
+            for missing in range(number + 1, seal.number):
+                what = f"{hour.schedule.uri}: the hour of seal {missing} is missing, and later ones are there"
+                self._gaps[hour.key[0], missing] = _fault(hour.schedule.note.key._replace(hour=0), what)
+            if seal.number == number + 1 and seal.previous_sha256 != before:
+                broken.append("the seal before it is not the one that it follows")
+            number, before = seal.number, seal.sha256
+
+
+def _fault(key: ArchivedKey, what: str) -> Finding:
+    return conservation(key.hour, key.log_id, what)

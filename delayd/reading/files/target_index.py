@@ -116,6 +116,9 @@ class TargetIndex:
     hellos: Mapping[tuple[int, int], Sequence[LoggedHello]] = field(default_factory=dict)
 
 
+NO_INDEX = TargetIndex((), np.empty(0, BATCH), (), ())
+
+
 class LogPiece(NamedTuple):
     """A part of one target's log that is scanned by itself: the groups in [start, stop)."""
 

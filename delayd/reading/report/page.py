@@ -154,7 +154,7 @@ def audit_page(
         "totals": _totals(report) if total.scheduled else None,
         "equation": f"{_capital(total.equation)}.",
         "checked": [*HOW, *_terms(report)],
-        "commands": _commands(report.data, is_archive=not report.lives),
+        "commands": _commands(report.places, report.directories),
         **_causes(report, judged),
         **_charts(report),
         **_subjects(report),
@@ -164,17 +164,17 @@ def audit_page(
     return _render(report.data, report.read_at_ms, {**values, "version": version})
 
 
-def damage_page(data: str, read_at_ms: int, damage: Sequence[str]) -> str:
+def damage_page(data: Sequence[str], read_at_ms: int, damage: Sequence[str]) -> str:
     """The page of an audit that damaged files have ended; ``damage`` are the sentences that name them."""
     what = counted(len(damage), "file can't|files can't") + " be read, so nobody can say what became of the messages."
     values: dict[str, object] = {
         "verdict": Verdict("The books could NOT be audited", "bad", (what,)),
         "damage": damage,
-        "scope": [("Data directory", data)],
+        "scope": [("Data directory", " ".join(data))],
         "checked": ["An audit that can't read a file that a checkpoint counts ends without a verdict on any hour."],
-        "commands": [(f"delayd log verify --data {shlex.quote(data)}", "names every damaged byte"), *_commands(data)],
+        "commands": [*(_verify(place, "names every damaged byte") for place in data), *_commands(data, data)],
     }
-    return _render(data, read_at_ms, {**values, "version": __version__})
+    return _render(" ".join(data), read_at_ms, {**values, "version": __version__})
 
 
 def _render(data: str, read_at_ms: int, values: dict[str, object]) -> str:
@@ -295,16 +295,19 @@ def _terms(report: AuditReport) -> Iterator[str]:
     yield "Findings of one cause are joined above. A cause is known where a server's own files tell of it."
 
 
-def _commands(data: str, *, is_archive: bool = False) -> list[tuple[str, str]]:
-    place = shlex.quote(data)
-    found = [(f"delayd audit --data {place} --format json --findings 1000000", "all figures, and each finding")]
-    if is_archive:
-        return found
-    return [
-        *found,
-        (f"delayd seals --data {place}", "the seals, from the rows of their hours"),
-        (f"delayd log verify --data {place}", "every byte"),
-    ]
+def _commands(places: Sequence[str], directories: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield f"{_audit(places)} --format json --findings 1000000", "all figures, and each finding"
+    for place in directories:
+        yield f"delayd seals --data {shlex.quote(place)}", "the seals, from the rows of their hours"
+        yield _verify(place, "every byte")
+
+
+def _audit(places: Sequence[str]) -> str:
+    return f"delayd audit --data {shlex.quote(places[0])}" if len(places) == 1 else f"delayd audit {shlex.join(places)}"
+
+
+def _verify(place: str, what: str) -> tuple[str, str]:
+    return f"delayd log verify --data {shlex.quote(place)}", what
 
 
 def _totals(report: AuditReport) -> PageTable:
@@ -433,15 +436,16 @@ def _explained(why: Explanation) -> str:
 
 
 def _example(report: AuditReport, found: Finding) -> tuple[str, str]:
-    place = f"--data {shlex.quote(report.data)}"
+    directory = report.directory_of(found.log_id)
     due = instant_text(found.deliver_at_ms) if found.sequence else hour_name(found.hour)
     what = f"message {found.sequence} of {found.subject}, due {due}" if found.sequence else f"hour {due}"
     # An archive has no servers, and a trace reads the logs of servers.
-    if found.sequence and found.subject and report.lives:
-        command = f"delayd trace {shlex.quote(found.subject)} {found.sequence} --server {found.log_id:016x} {place}"
+    if found.sequence and found.subject and directory is not None:
+        which = f"{shlex.quote(found.subject)} {found.sequence} --server {found.log_id:016x}"
+        command = f"delayd trace {which} --data {shlex.quote(directory)}"
     else:
         begin, end = (instant_text(hour_start_ms(hour))[:16] + "Z" for hour in (found.hour, found.hour + 1))
-        command = f"delayd audit {place} --from {begin} --to {end}"
+        command = f"{_audit(report.places)} --from {begin} --to {end}"
     return f"{what}: {found.detail}", command
 
 

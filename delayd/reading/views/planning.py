@@ -110,7 +110,7 @@ def _plan_directory(query: ViewQuery, data: str, now_ms: int) -> PlannedDirector
 
     def plan() -> tuple[AuditPlan, list[MessageTail]]:
         damage.clear()
-        return plan_audit(disk, data, now_ms, query.hours, consumption=groups, scan=scan, damage=damage)
+        return plan_audit(disk, (data,), now_ms, query.hours, consumption=groups, scan=scan, damage=damage)
 
     planned, tails = until_still(data, plan)
     hours, others = _sort_damage(planned, damage)

@@ -19,10 +19,10 @@ class Ran(NamedTuple):
 
 
 def no_spark(
-    data: str, *, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+    *places: str, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
 ) -> AuditReport:
     """Stands for the Spark audit where none is wanted."""
-    raise AssertionError(f"nobody asked for the Spark audit of {data}")
+    raise AssertionError(f"nobody asked for the Spark audit of {places}")
 
 
 def run(

@@ -124,10 +124,10 @@ def test_the_audit_in_spark_gets_the_same_terms_and_shows_the_same_report(books:
     asked: list[tuple[object, ...]] = []
 
     def audit(
-        data: str, *, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+        *places: str, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
     ) -> AuditReport:
-        asked.append((data, HOUR in hours, HOUR + 1 in hours, late_ms_limit, lost_grace_ms, findings_limit))
-        return audit_directory(data, now_ms=START_MS + 1_800_000)
+        asked.append((*places, HOUR in hours, HOUR + 1 in hours, late_ms_limit, lost_grace_ms, findings_limit))
+        return audit_directory(places[0], now_ms=START_MS + 1_800_000)
 
     books.send([START_MS + 1000])
     ran = run(

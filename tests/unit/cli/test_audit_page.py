@@ -66,7 +66,7 @@ def test_a_place_where_no_page_can_be_is_refused_before_the_audit(
     def audit(*_: object, **__: object) -> AuditReport:
         raise AssertionError("the audit has begun")
 
-    monkeypatch.setattr("cli.audit_commands.audit_directory", audit)
+    monkeypatch.setattr("cli.audit_commands.audit_fleet", audit)
     ran = say(books, "--report", str(tmp_path / place))
     assert (ran.code, ran.out) == (2, "") and f"{tmp_path / place} can't be written (" in ran.err
     assert left(tmp_path) == []
@@ -93,7 +93,7 @@ def test_an_audit_that_never_ended_leaves_the_earlier_page(
     def audit(*_: object, **__: object) -> AuditReport:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cli.audit_commands.audit_directory", audit)
+    monkeypatch.setattr("cli.audit_commands.audit_fleet", audit)
     assert say(books, "--report", str(page)).code not in (0, 3)
     assert page.read_text() == "of yesterday" and left(tmp_path) == ["out.html"]
 
@@ -105,8 +105,8 @@ def test_an_acceptance_and_a_page_are_two_commands(books: Books, tmp_path: Path)
 
 
 def test_the_audit_in_spark_writes_the_same_page(books: Books, tmp_path: Path) -> None:
-    def spark_audit(data: str, **_: object) -> AuditReport:
-        return audit_directory(data, now_ms=NOW_MS)
+    def spark_audit(*places: str, **_: object) -> AuditReport:
+        return audit_directory(places[0], now_ms=NOW_MS)
 
     one, other = tmp_path / "one.html", tmp_path / "other.html"
     assert say(books, "--report", str(one)).code == 0

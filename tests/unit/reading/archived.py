@@ -1,12 +1,20 @@
 """The books of the archive's tests, and what all of them look at."""
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from delayd.outcome import Outcome, Reason
 from delayd.reading.archive.archive_audit import audit_archive
-from delayd.reading.archive.notes import MESSAGE, SCHEDULE, ArchivedKey
+from delayd.reading.archive.archiver import archive_directory
+from delayd.reading.archive.notes import MESSAGE, SCHEDULE, ArchivedKey, file_sha256
 from delayd.reading.archive.store import ArchiveStore, FolderStore
 from delayd.reading.books import AuditReport
+from delayd.reading.fleet import audit_fleet
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 
 HOURS = 3
@@ -41,3 +49,35 @@ def audited(store: ArchiveStore) -> AuditReport:
 def tree(store: FolderStore) -> dict[str, bytes]:
     """All files of an archive."""
     return {name: (Path(store.uri) / name).read_bytes() for name in store.names("")}
+
+
+def rewrite(store: FolderStore, key: ArchivedKey, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Replace a file by another one, and make its note fit: what somebody does who knows the format."""
+    path, note = Path(store.uri) / key.file, Path(store.uri) / key.note
+    with pq.ParquetFile(path) as file:
+        table = file.read()
+    pq.write_table(change(table), path)
+    said = json.loads(note.read_text())
+    with pq.ParquetFile(path) as file:
+        said["rows"] = file.metadata.num_rows
+    said |= {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    note.write_bytes(json.dumps(said, indent=1).encode() + b"\n")
+
+
+def write_machines(path: Path) -> None:
+    """The books on two machines, a copy of the first one, and an archive that differs from them.
+
+    The archive has lost a row, and one of its files.
+    """
+    books = write_books(path / "data")
+    books.close()
+    store = FolderStore(str(path / "archive"))
+    archive_directory(books.root, store)
+    rewrite(store, MESSAGE_KEY, lambda table: table.slice(1))
+    (Path(store.uri) / MESSAGE_KEY._replace(hour=HOUR + 1).file).write_bytes(b"")
+    for machine, server in (("a", "delay"), ("b", "realtime"), ("copy", "delay")):
+        shutil.copytree(path / "data" / server, path / machine / server)
+
+
+def audited_fleet(*places: str) -> AuditReport:
+    return audit_fleet(places, now_ms=NOW_MS, findings_limit=None)

@@ -16,14 +16,14 @@ from delayd.errors import BadArgument, BadSetting, DiskFull, NewerFormat, Server
 from delayd.hours import hour_name
 from delayd.reading.archive.archive_audit import audit_archive
 from delayd.reading.archive.archiver import ArchiveReport, archive_directory
-from delayd.reading.archive.notes import ArchivedKey, file_sha256
+from delayd.reading.archive.notes import ArchivedKey
 from delayd.reading.archive.store import ArchiveStore, FolderStore, open_store
 from delayd.reading.books import audit_directory
 from delayd.reading.seals import SealState
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 from tests.unit.cli.runner import run
 
-from .archived import FILES, HOURS, MESSAGE_KEY, NOW_MS, SCHEDULE_KEY, audited, tree, write_books
+from .archived import FILES, HOURS, MESSAGE_KEY, NOW_MS, SCHEDULE_KEY, audited, rewrite, tree, write_books
 
 T = TypeVar("T")
 
@@ -39,19 +39,6 @@ def books(tmp_path: Path) -> Iterator[Books]:
 @pytest.fixture
 def store(tmp_path: Path) -> FolderStore:
     return FolderStore(str(tmp_path / "archive"))
-
-
-def rewrite(store: FolderStore, key: ArchivedKey, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Replace a file by another one, and make its note fit: what somebody does who knows the format."""
-    path, note = Path(store.uri) / key.file, Path(store.uri) / key.note
-    with pq.ParquetFile(path) as file:
-        table = file.read()
-    pq.write_table(change(table), path)
-    said = json.loads(note.read_text())
-    with pq.ParquetFile(path) as file:
-        said["rows"] = file.metadata.num_rows
-    said |= {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-    note.write_bytes(json.dumps(said, indent=1).encode() + b"\n")
 
 
 def test_an_audit_of_the_archive_says_what_that_of_the_directory_says(books: Books, store: FolderStore) -> None:

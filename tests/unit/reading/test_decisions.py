@@ -73,7 +73,7 @@ def test_the_audit_and_the_tables_count_no_ended_row_as_pending(disk: MemoryDisk
     assert report.balanced and (report.total.pending, report.total.cancelled) == (len(PENDING), len(ENDED))
     late = audit_directory(DATA, now_ms=START_MS + 30 * HOUR_MS, disk=disk)
     assert late.total.cancelled == len(ENDED)
-    plan, tails = plan_audit(disk, DATA, START_MS)
+    plan, tails = plan_audit(disk, (DATA,), START_MS)
     said: dict[int, tuple[object, object]] = {}
     for books in plan_hours(disk, plan, tails):
         tables = HourTables(books)

@@ -144,7 +144,7 @@ def _hostile(report: AuditReport) -> tuple[AuditReport, Sequence[JudgedAcceptanc
     lives = [replace(life, path=bad, role=bad) for life in report.lives]
     changed = replace(
         report,
-        data=bad,
+        places=(bad,),
         total=replace(report.total, subjects=figures, waiting=1),
         caused=tuple(caused),
         lives=tuple(lives),
@@ -168,7 +168,7 @@ def test_texts_of_the_data_are_shown_and_never_obeyed(tmp_path: Path) -> None:
     assert "\N{REPLACEMENT CHARACTER}1b[31m" in made
     assert found.text.count("onerror=alert(2)>\"'&{{ 7*7 }}") >= 20
     made.encode()
-    parsed(damage_page(HOSTILE, START_MS, [HOSTILE])).text.index(HOSTILE)
+    parsed(damage_page((HOSTILE,), START_MS, [HOSTILE])).text.index(HOSTILE)
 
 
 def test_books_without_messages_say_so(books: Books) -> None:
@@ -202,7 +202,7 @@ def test_accepted_findings_stay_on_the_page_with_who_accepted_them(books: Books)
 
 
 def test_a_page_of_damage_gives_no_verdict_on_any_message() -> None:
-    text = parsed(damage_page("/data", START_MS, ["a is damaged at byte 64", "b is damaged at byte 0"])).text
+    text = parsed(damage_page(("/data",), START_MS, ["a is damaged at byte 64", "b is damaged at byte 0"])).text
     assert "The books could NOT be audited" in text and "2 files can't be read" in text
     assert "a is damaged at byte 64" in text and "delayd log verify --data /data" in text
     assert "balance" not in text
@@ -247,7 +247,7 @@ def _large() -> AuditReport:
         facts = SealFacts(hour.hour, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NO_SEAL, NO_SEAL)
         seals.append(SealReport(DELAY_ID, hour.hour, Seal(DELAY_ID, number, facts, NO_SEAL), SealState.VERIFIED))
     return AuditReport(
-        data="/data",
+        places=("/data",),
         read_at_ms=NOW_MS,
         hours=tuple(hours),
         total=replace(sum_up(hours), subjects=SubjectFigures(names, counts)),
@@ -279,7 +279,7 @@ def test_a_year_of_hours_and_a_million_findings_is_a_small_page_and_the_rest_is_
 
 
 def test_the_page_of_an_archive_offers_no_command_that_needs_servers() -> None:
-    text = parsed(audit_page(replace(_large(), data="s3://books/delayd"))).text
+    text = parsed(audit_page(replace(_large(), places=("s3://books/delayd",)))).text
     assert "delayd audit --data s3://books/delayd --from 2026-11-20T16:00Z --to 2026-11-20T17:00Z" in text
     assert "delayd trace" not in text and "delayd seals" not in text and "log_id" not in text
 

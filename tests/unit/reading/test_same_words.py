@@ -24,7 +24,7 @@ Rows = dict[tuple[int, int, int], str]  # By delay server, hour and sequence.
 
 def audited(disk: MemoryDisk, now_ms: int) -> Rows:
     """The word of each row by which the audit counts it; a row that is scheduled twice counts by its first copy."""
-    plan, tails = plan_audit(disk, BOOKS, now_ms)
+    plan, tails = plan_audit(disk, (BOOKS,), now_ms)
     said: Rows = {}
     for books in plan_hours(disk, plan, tails):
         tables = HourTables(books)

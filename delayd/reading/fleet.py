@@ -1,0 +1,251 @@
+"""Fleet: one audit of the data directories of several machines, and of archives.
+
+Invariant: a server counts once, and so does each of its hours, however many copies and archives are given. An hour that
+stands in a directory and in an archive is audited in both, and their seals and figures are compared.
+
+An example. Delay server D ran on machine A, and realtime server R on machine B. In A's directory alone D's messages are
+unproven, because R's log is not there. With both directories each message is found in R's log. An archive has hours of
+D that retention has removed from A: they are audited from the archive, and what R still holds of them counts, too.
+"""
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delayd.machine.disk import Disk, RealDisk
+from delayd.reading.archive.store import is_archive, open_store
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
+from delayd.reading.books import (
+    FINDINGS_LIMIT,
+    AuditReport,
+    HourResult,
+    Progress,
+    audit_plan,
+    report_hours,
+    seal_books,
+)
+from delayd.reading.files.origins import MessageTail
+from delayd.reading.files.row_arrays import Batches
+from delayd.reading.files.stored_groups import until_still
+from delayd.reading.files.target_index import NO_INDEX, Scan, TargetIndex
+from delayd.reading.findings import HourKey, conservation
+from delayd.reading.plan import AuditPlan, plan_audit
+from delayd.reading.seals import SealBook
+from delayd.reading.subject_figures import CLASSES
+
+if TYPE_CHECKING:
+    from delayd.reading.archive.archive_audit import ArchivedBooks, ArchivedResult, HourFiles
+
+FAULTS = ("lost", "duplicate", "early", "orphan", "mismatch")
+
+
+def audit_fleet(
+    places: Sequence[str],
+    *,
+    now_ms: int,
+    hours: Container[int] | None = None,
+    late_ms_limit: int = LATE_MS_LIMIT,
+    lost_grace_ms: int = LOST_GRACE_MS,
+    findings_limit: int | None = FINDINGS_LIMIT,
+    progress: Progress | None = None,
+    consumption: bool = True,
+) -> AuditReport:
+    """Audit the data directories of several machines, and archives, as one; nothing in them is changed.
+
+    Example::
+
+        report = audit_fleet(["/mnt/a", "/mnt/b", "s3://books/delayd"], now_ms=time.time_ns() // 1_000_000)
+        print(report.balanced, report.total.lost, [each.sentence for each in report.missing])
+
+    Args:
+        places: the directories that `delayd up --data` was given, or copies; and what `delayd archive --to` was given.
+        now_ms, late_ms_limit, lost_grace_ms: as for `audit_directory`.
+        hours: which hours to audit, counted since the epoch; None for all.
+        findings_limit: how many findings to keep as rows, None for all; all are counted.
+        progress: is called with the number of hours done, and of all hours.
+        consumption: whether to read the pull logs, too, which takes 2 us for each of their entries.
+
+    Raises:
+        BadArgument: a place holds nothing to audit, or nothing says what was scheduled.
+        DamagedData, NewerFormat: a file of a data directory can't be read.
+        BadSetting, ServerUnavailable: an archive can't be read.
+    """
+
+    def audit() -> AuditReport:
+        fleet = plan_fleet(
+            RealDisk(),
+            places,
+            now_ms=now_ms,
+            hours=hours,
+            late_ms_limit=late_ms_limit,
+            lost_grace_ms=lost_grace_ms,
+            consumption=consumption,
+        )
+        return fleet.audit(findings_limit, progress)
+
+    return until_still(" ".join(places), audit)
+
+
+def plan_fleet(
+    disk: Disk,
+    places: Sequence[str],
+    *,
+    now_ms: int,
+    hours: Container[int] | None = None,
+    late_ms_limit: int = LATE_MS_LIMIT,
+    lost_grace_ms: int = LOST_GRACE_MS,
+    consumption: bool = True,
+    scan: Scan | None = None,
+) -> "Fleet":
+    """Read the notes of archives, and then plan the audit of directories; see `plan_audit`."""
+    directories = tuple(place for place in places if not is_archive(place))
+    stores = [open_store(place) for place in places if is_archive(place)]
+    archives = None
+    if stores:
+        # Only archives need pyarrow; `open_store` has seen that it is there.
+        from delayd.reading.archive.archive_audit import ArchivedBooks
+
+        # The notes are read first, so each hour that they name is sealed in the directory of its server, too.
+        archives = ArchivedBooks(stores, hours)
+    terms = AuditTerms(now_ms, late_ms_limit=late_ms_limit, lost_grace_ms=lost_grace_ms)
+    plan, tails = AuditPlan((), NO_INDEX, terms), list[MessageTail]()
+    if directories:
+        bounds = now_ms, hours, late_ms_limit, lost_grace_ms
+        plan, tails = plan_audit(
+            disk, directories, *bounds, consumption=consumption, scan=scan, need_schedule=not stores
+        )
+    plan = replace(plan, data=tuple(places))
+    return Fleet(disk, plan, tails if scan is None else None, archives)
+
+
+class Fleet:
+    """The plan of the audit of a fleet, with what archives say of it."""
+
+    def __init__(
+        self, disk: Disk, plan: AuditPlan, tails: "Sequence[MessageTail] | None", archives: "ArchivedBooks | None"
+    ) -> None:
+        self.plan = plan
+        self.seals: Mapping[int, SealBook] = seal_books(disk, plan)
+        self.tails = tails
+        self._disk, self._archives = disk, archives
+        if archives is None:
+            return
+        self._compare_seals(archives)
+        # Messages of hours that archives have are not left out, whatever retention has removed here.
+        own = {hour.key for hour in archives.hours}
+        both = plan.deleted, plan.strangers
+        deleted, strangers = ({key: count for key, count in counts.items() if key not in own} for counts in both)
+        self.plan = replace(plan, deleted=deleted, strangers=strangers)
+
+    def audit(self, findings_limit: int | None = None, progress: Progress | None = None) -> AuditReport:
+        """Audit all hours in this process."""
+        live, archived = self._live(findings_limit, progress), self._archived(findings_limit, progress)
+        return self.report(live, archived, findings_limit)
+
+    def archived_hours(self) -> "Sequence[HourFiles]":
+        """The hours of archives, each with the targets whose logs are here and of which no archive has its rows."""
+        if self._archives is None:
+            return ()
+        index = self.plan.index
+        batches, none = _by_hour(index), index.batches[:0]
+        return [replace(hour, live=_live_of(hour, index, batches.get(hour.key, none))) for hour in self._archives.hours]
+
+    def report(
+        self, live: Iterable[HourResult], archived: "Iterable[ArchivedResult]", findings_limit: int | None
+    ) -> AuditReport:
+        """The report on the audited hours of directories and archives, whoever has audited them."""
+        hours = live if self._archives is None else self._each_once(live, archived, self._archives)
+        return report_hours(self._disk, self.plan, self.seals, hours, findings_limit, self._archives)
+
+    def _live(self, findings_limit: int | None, progress: Progress | None) -> Iterator[HourResult]:
+        """Audit the hours of the directories, in this process."""
+        total = self._hour_count
+
+        def done(count: int, _: int) -> None:
+            if progress is not None:
+                progress(count, total)
+
+        return audit_plan(self._disk, self.plan, self.tails, self.seals, findings_limit, done)
+
+    def _archived(self, findings_limit: int | None, progress: Progress | None) -> "Iterator[ArchivedResult]":
+        """Audit the hours of the archives, in this process."""
+        if self._archives is None:
+            return
+        from delayd.reading.archive.archive_audit import audit_archived
+
+        for done, hour in enumerate(self.archived_hours(), self.plan.hour_count + 1):
+            yield audit_archived(hour, self.plan.terms, findings_limit, open_store)
+            if progress is not None:
+                progress(done, self._hour_count)
+
+    @property
+    def _hour_count(self) -> int:
+        return self.plan.hour_count + (0 if self._archives is None else len(self._archives.hours))
+
+    def _each_once(
+        self, live: Iterable[HourResult], archived: "Iterable[ArchivedResult]", archives: "ArchivedBooks"
+    ) -> Iterator[HourResult]:
+        own = {hour.key: hour for hour in archives.hours}
+        held: dict[HourKey, HourResult] = {}
+        for result in live:
+            key = result.summary.log_id, result.summary.hour
+            if key in own:
+                held[key] = result
+            else:
+                yield result
+        for each in archived:
+            found, here = archives.take(each), held.get(each.key)
+            if found is not None and here is None:
+                yield found
+            elif found is not None and here is not None:
+                del held[each.key]
+                yield self._chosen(here, found, own[each.key], archives)
+        # The archives' files of these hours can't be read, or were removed before they were archived.
+        yield from held.values()
+
+    def _chosen(self, here: HourResult, there: HourResult, hour: "HourFiles", archives: "ArchivedBooks") -> HourResult:
+        """The one of two audits of an hour that proves more; a fault if they say different things of it."""
+        log_id, number = hour.key
+        (snapshot,) = (origin.snapshot for origin in self.plan.origins if origin.log_id == log_id)
+        if not snapshot.is_sealed(number):
+            return there._replace(differs=here.differs)
+        ours, theirs = here.summary, there.summary
+        differ = [name for name in ("scheduled", *CLASSES) if getattr(ours, name) != getattr(theirs, name)]
+        # A directory has logs that no archive has, and so it may have findings more.
+        differ += [name for name in FAULTS if getattr(theirs, name) > getattr(ours, name)]
+        if differ:
+            said = ", ".join(f"{name} {getattr(theirs, name):,} and {getattr(ours, name):,}" for name in differ)
+            what = f"{hour.schedule.name} and {snapshot.directory.path} differ: {said}"
+            archives.faults.append(conservation(number, log_id, what))
+        return there._replace(differs=here.differs) if theirs.unproven < ours.unproven else here
+
+    def _compare_seals(self, archives: "ArchivedBooks") -> None:
+        """Compare the seals of archives with those of the directories."""
+        for origin in self.plan.origins:
+            book = self.seals[origin.log_id]
+            standing = [number for number, seal in enumerate(book.seals) if book.has_standing(seal.facts.hour)]
+            archives.compare_seals(origin.snapshot.directory.path, origin.log_id, book.seals, standing)
+
+
+def _by_hour(index: TargetIndex) -> dict[HourKey, Batches]:
+    """The batches of an index by delay server and hour, each in the order of the index."""
+    batches = index.batches
+    batches = batches[np.lexsort((batches["hour"], batches["origin_log_id"]))]
+    begins = np.ones(len(batches), np.bool_)
+    begins[1:] = batches["hour"][1:] != batches["hour"][:-1]
+    begins[1:] |= batches["origin_log_id"][1:] != batches["origin_log_id"][:-1]
+    bounds = [*np.flatnonzero(begins).tolist(), len(batches)]
+    parts = [batches[first:until] for first, until in pairwise(bounds)]
+    return {(int(part["origin_log_id"][0]), int(part["hour"][0])): part for part in parts}
+
+
+def _live_of(hour: "HourFiles", index: TargetIndex, batches: Batches) -> TargetIndex:
+    """The targets of an index of which an archived hour has no file, with those of its batches that they hold."""
+    archived = {file.note.key.log_id for file in hour.messages}
+    numbers = [number for number, target in enumerate(index.targets) if target.log_id not in archived]
+    own = batches[np.isin(batches["target"], numbers)]
+    own["target"] = np.searchsorted(numbers, own["target"])
+    return TargetIndex(tuple(index.targets[number] for number in numbers), own, index.subjects if len(own) else (), ())

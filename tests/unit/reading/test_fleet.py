@@ -1,0 +1,270 @@
+"""Directories of several machines and archives are audited as one: each server once, and each of its hours once."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delayd.hours import hour_name
+from delayd.reading.archive.archiver import archive_directory
+from delayd.reading.archive.store import FolderStore
+from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.seals import SealState
+from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
+from tests.unit.cli.runner import run
+
+from .archived import HOURS, MESSAGE_KEY, NOW_MS, SCHEDULE_KEY, audited_fleet, rewrite, write_books
+
+OTHER_DELAY, OTHER_REALTIME = 0xDE1B, 0x4EA2
+DELAY, REALTIME = f"delay server {DELAY_ID:016x}", f"realtime server {REALTIME_ID:016x}"
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    """Three sealed hours; the delay server is on machine a, the realtime server on machine b."""
+    books = write_books(tmp_path / "data")
+    books.close()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "data" / "delay").rename(tmp_path / "a" / "delay")
+    (tmp_path / "data" / "realtime").rename(tmp_path / "b" / "realtime")
+    yield books
+
+
+@pytest.fixture
+def a(books: Books, tmp_path: Path) -> str:
+    del books
+    return str(tmp_path / "a")
+
+
+@pytest.fixture
+def b(books: Books, tmp_path: Path) -> str:
+    del books
+    return str(tmp_path / "b")
+
+
+@pytest.fixture
+def store(a: str, b: str, tmp_path: Path) -> FolderStore:
+    """An archive of all hours."""
+    together(tmp_path, a, b)
+    store = FolderStore(str(tmp_path / "archive"))
+    archive_directory(str(tmp_path / "together"), store)
+    return store
+
+
+def together(tmp_path: Path, *machines: str) -> str:
+    """One directory with copies of all servers of some machines."""
+    for number, machine in enumerate(machines):
+        for server in Path(machine).iterdir():
+            shutil.copytree(server, tmp_path / "together" / f"{server.name}-{number}")
+    return str(tmp_path / "together")
+
+
+def said(*words: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the JSON of an audit."""
+    ran = run("audit", *words, "--format", "json")
+    return ran.code, json.loads(ran.out or "{}")
+
+
+def test_a_delay_server_and_its_realtime_server_on_two_machines_are_one_audit(a: str, b: str, tmp_path: Path) -> None:
+    report = audited_fleet(a, b)
+    expected = audit_directory(together(tmp_path, a, b), now_ms=NOW_MS, findings_limit=None)
+    assert report.hours == expected.hours and report.total == expected.total
+    assert report.total.dispatched and not report.total.unproven and not report.missing and not report.doubled
+    assert report.balanced and report.seals == expected.seals
+    code, told = said(a, b)
+    assert (code, told["places"], told["data"], told["missing"]) == (0, [a, b], f"{a} {b}", [])
+
+
+def test_the_missing_directory_of_a_realtime_server_is_named_with_what_nobody_can_judge(a: str, b: str) -> None:
+    code, told = said(a)
+    (missing,) = told["missing"]
+    hours = hour_name(HOUR), hour_name(HOUR + HOURS - 1)
+    rows = told["total"]["dispatched"]
+    assert (missing["role"], missing["log_id"], missing["rows"]) == ("realtime", f"{REALTIME_ID:016x}", rows)
+    assert (missing["first_hour"], missing["last_hour"]) == hours
+    assert code == 0 and rows == 30
+    shown = run("audit", a).out
+    expected = f"nothing but dispatch logs shows that 30 messages (due in {hours[0]} to {hours[1]}) arrived there"
+    assert f"the directory of {REALTIME} is not here, so {expected}" in shown
+    assert REALTIME not in run("audit", a, b).out
+
+
+def test_the_missing_directory_of_a_delay_server_is_named_with_what_its_targets_hold(
+    a: str, b: str, tmp_path: Path
+) -> None:
+    other = Books(str(tmp_path / "other"), delay_id=OTHER_DELAY)
+    other.send([NOW_MS + HOUR_MS])
+    other.see_all(NOW_MS)
+    other.close()
+    code, told = said(str(tmp_path / "other" / "delay"), b)
+    (missing,) = told["missing"]
+    assert (missing["role"], missing["log_id"], missing["rows"]) == ("delay", f"{DELAY_ID:016x}", 30)
+    assert code == 0 and "nothing shows that it was given 30 messages" in missing["detail"]
+    assert not said(a, str(tmp_path / "other" / "delay"), b)[1]["missing"]
+
+
+def test_two_delay_servers_that_hand_over_to_each_others_machines_balance(a: str, b: str, tmp_path: Path) -> None:
+    other = Books(str(tmp_path / "other"), delay_id=OTHER_DELAY, realtime_id=OTHER_REALTIME)
+    other.hand_over(other.send([START_MS, START_MS + HOUR_MS]))
+    other.checkpoint()
+    other.see_all(NOW_MS)
+    other.close()
+    shutil.move(str(tmp_path / "other" / "realtime"), f"{a}/realtime-other")
+    shutil.move(str(tmp_path / "other" / "delay"), f"{b}/delay-other")
+    for places in ((a, b), (b, a)):
+        code, told = said(*places)
+        assert (code, told["total"]["scheduled"], told["total"]["unproven"]) == (0, 50, 0)
+        assert [hour["delay_log_id"] for hour in told["hours"]].count(f"{OTHER_DELAY:016x}") == 2
+
+
+def test_a_copy_is_named_with_both_paths_and_counts_nothing_twice(a: str, b: str, tmp_path: Path) -> None:
+    shutil.copytree(a, tmp_path / "copy")
+    once, twice = audited_fleet(a, b), audited_fleet(a, b, str(tmp_path / "copy"), b)
+    assert replace(twice, places=once.places, doubled=(), lives=once.lives) == once
+    assert [line.split(" is ")[0] for line in twice.doubled] == [f"{tmp_path}/copy/delay", f"{b}/realtime"]
+    ran = run("audit", a, b, str(tmp_path / "copy"))
+    assert ran.code == 0
+    assert f"{tmp_path}/copy/delay is left out: {a}/delay is of {DELAY}, too, and a server counts once" in ran.out
+
+
+def test_of_a_server_and_its_older_copy_the_longer_log_is_taken(a: str, b: str, tmp_path: Path) -> None:
+    older = tmp_path / "older"
+    now = Books(str(tmp_path / "grown"))
+    now.hand_over(now.send([START_MS]))
+    now.checkpoint()
+    now.see_all(NOW_MS)
+    shutil.copytree(now.root, older)
+    now.hand_over(now.send([START_MS + 1]))
+    now.checkpoint()
+    now.see_all(NOW_MS)
+    now.close()
+    for places in ((now.root, str(older)), (str(older), now.root)):
+        report = audited_fleet(*places)
+        assert report.total.scheduled == 2 and report.balanced
+        assert [line.partition(" ")[0] for line in report.doubled] == [f"{older}/delay", f"{older}/realtime"]
+
+
+@pytest.mark.parametrize("places", [("a", "gone"), ("a", "empty"), ("empty",)])
+def test_a_place_without_servers_is_named_and_exits_with_2(a: str, tmp_path: Path, places: tuple[str, ...]) -> None:
+    (tmp_path / "empty").mkdir()
+    ran = run("audit", *(str(tmp_path / place) for place in places))
+    assert (ran.code, ran.out) == (2, "") and str(tmp_path / places[-1]) in ran.err and a not in ran.err
+
+
+def test_data_and_places_are_not_given_together(a: str, b: str) -> None:
+    ran = run("audit", "--data", a, b)
+    assert ran.code == 2 and "--data names the only place" in ran.err
+    # A variable of the environment only stands for what nobody has named.
+    assert run("audit", a, b, environment={"DELAYD_DATA": f"{a}/delay"}).code == 0
+
+
+def test_a_half_copied_directory_is_named_with_all_that_is_damaged_there(a: str, b: str) -> None:
+    whole = Path(b, "realtime", "message")
+    for segment in whole.iterdir():
+        segment.unlink()
+    ran = run("audit", a, b)
+    assert ran.code == 3 and f"{b}/realtime/message" in ran.err
+    schedule = next(Path(a, "delay", "schedule").rglob("*.log"))
+    schedule.unlink()
+    ran = run("audit", b, a)
+    assert ran.code == 3 and f"{b}/realtime/message" in ran.err and str(schedule) in ran.err
+
+
+def test_the_second_machine_with_a_newer_version_is_refused(a: str, b: str) -> None:
+    (segment,) = Path(b, "realtime", "message").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[8:10] = (99).to_bytes(2, "little")
+    segment.write_bytes(data)
+    ran = run("audit", a, b)
+    assert ran.code in (2, 3) and str(segment) in ran.err
+
+
+def test_hours_that_retention_removed_are_audited_from_the_archive(
+    books: Books, store: FolderStore, a: str, b: str
+) -> None:
+    removed = remove_first(books, a)
+    assert removed.total.scheduled == 32 and removed.deleted_rows == 10
+    report = audited_fleet(a, b, store.uri)
+    assert (report.total.scheduled, report.total.unproven, report.deleted_rows) == (48, 0, 0)
+    assert report.balanced and {seal.state for seal in report.seals} == {SealState.VERIFIED}
+    assert report.hours == audited_fleet(store.uri).hours
+    assert run("audit", a, b, store.uri).code == 0
+
+
+def remove_first(books: Books, a: str) -> AuditReport:
+    """Retention removes the first hour of the delay server; the audit of what is left."""
+    books.delay, books.realtime = f"{a}/delay", f"{a}/../b/realtime"
+    for log in ("schedule", "dispatch"):
+        books.path_of(log).unlink()
+    books.removed.add(HOUR)
+    books.publish()
+    return audited_fleet(a, f"{a}/../b")
+
+
+def test_an_hour_in_a_directory_and_in_two_archives_counts_once(
+    store: FolderStore, a: str, b: str, tmp_path: Path
+) -> None:
+    shutil.copytree(store.uri, tmp_path / "again")
+    report = audited_fleet(a, b, store.uri, str(tmp_path / "again"))
+    alone = audited_fleet(a, b)
+    assert report.hours == alone.hours and report.findings == alone.findings and report.seals == alone.seals
+    assert report.balanced and report.doubled == (
+        f"6 files of {tmp_path}/again are left out: {store.uri} has them, too, and an hour counts once",
+    )
+
+
+def test_an_archive_proves_what_only_the_dispatch_log_says(store: FolderStore, a: str) -> None:
+    assert audited_fleet(a).total.unproven == 30
+    report = audited_fleet(a, store.uri)
+    assert (report.total.unproven, report.total.dispatched, report.missing) == (0, 30, ())
+    assert report.balanced
+
+
+def test_what_the_archive_lacks_of_a_realtime_server_is_read_from_its_directory(store: FolderStore, b: str) -> None:
+    for table in ("message", "notes/message"):
+        shutil.rmtree(Path(store.uri) / table)
+    assert audited_fleet(store.uri).total.unproven == 30
+    report = audited_fleet(store.uri, b)
+    assert (report.total.scheduled, report.total.unproven, report.missing) == (48, 0, ()) and report.balanced
+
+
+def test_an_archive_that_says_other_things_than_the_directory_is_named_with_both(
+    store: FolderStore, a: str, b: str
+) -> None:
+    rewrite(store, MESSAGE_KEY, lambda table: table.slice(1))
+    code, told = said(a, b, store.uri)
+    (fault,) = told["conservation"]
+    assert code == 3 and told["total"]["scheduled"] == 48
+    assert fault == f"{store.uri}/{SCHEDULE_KEY.file} and {a}/delay differ: dispatched 9 and 10, missing 1 and 0, " + (
+        "lost 1 and 0"
+    )
+
+
+def test_an_archive_with_other_seals_than_the_directory_is_broken(
+    store: FolderStore, a: str, b: str, tmp_path: Path
+) -> None:
+    other = Books(str(tmp_path / "other"))
+    other.hand_over(other.send([START_MS]))
+    other.checkpoint()
+    other.seal()
+    other.see_all(NOW_MS)
+    other.close()
+    code, told = said(other.root, store.uri)
+    assert code == 3
+    (broken,) = told["broken_seals"]
+    assert broken["hour"] == hour_name(HOUR) and f"{other.root}/delay has another seal 0" in broken["differs"]
+    for number in (1, 2):
+        expected = f"{other.root}/delay has no seal {number}, so it is an older copy"
+        assert any(fault.endswith(expected) for fault in told["conservation"])
+
+
+def test_the_gap_of_an_archive_is_none_where_the_directory_has_the_hour(store: FolderStore, a: str, b: str) -> None:
+    for name in (SCHEDULE_KEY.file, SCHEDULE_KEY.note, MESSAGE_KEY.file, MESSAGE_KEY.note):
+        (Path(store.uri) / name).unlink()
+    assert not audited_fleet(store.uri).balanced
+    assert audited_fleet(a, b, store.uri).balanced
