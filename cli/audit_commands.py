@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple, ParamSpec, TextIO, TypeVar
 
@@ -26,7 +27,7 @@ from delayd.machine.disk import RealDisk
 from delayd.machine.operating import counted
 from delayd.reading.archive.store import is_archive
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
-from delayd.reading.books import AuditReport
+from delayd.reading.books import AbsentServer, AuditReport
 from delayd.reading.consumption import GroupBooks
 from delayd.reading.files.directory import Role
 from delayd.reading.findings import (
@@ -66,6 +67,7 @@ from .shared_options import (
     confirm,
     data_option,
     format_option,
+    meta_option,
     secret_of,
     secret_option,
     shown_options,
@@ -189,11 +191,43 @@ class BooksPlace(DataFolder):
         return text if "://" in text or is_spare else super().convert(value, param, ctx)
 
 
-def _places(places: tuple[str, ...], data: str) -> tuple[str, ...]:
+class BooksPlaces(NamedTuple):
+    """The places that an audit reads, and the meta server that is asked which servers there are; None: none is."""
+
+    paths: tuple[str, ...]
+    meta: str | None
+
+    @property
+    def directories(self) -> list[str]:
+        """The places that are no archives."""
+        return [path for path in self.paths if not is_archive(path)]
+
+    @property
+    def home(self) -> str | None:
+        """The first data directory: the cluster's secret lies there, unless it is named."""
+        return next(iter(self.directories), None)
+
+    def known(self) -> list[AbsentServer]:
+        """The servers that meta knows; none when nobody wants to know. Raises ServerUnavailable."""
+        if self.meta is None:
+            return []
+        # Only --discover asks a server.
+        from .servers import known_servers
+
+        return [AbsentServer(each.role, each.log_id, each.address) for each in known_servers(self.meta)]
+
+
+def with_absent(report: AuditReport, known: Sequence[AbsentServer]) -> AuditReport:
+    """The report, which also says which of the servers that meta knows are not among the directories."""
+    here = {(life.role, life.log_id) for life in report.lives}
+    return replace(report, absent=tuple(each for each in known if (each.role, each.log_id) not in here))
+
+
+def _places(places: tuple[str, ...], data: str, discover: bool, meta: str) -> BooksPlaces:
     source = click.get_current_context().get_parameter_source("data")
     if places and source is ParameterSource.COMMANDLINE:
         raise BadArgument("--data names the only place; leave it out, and name all places one behind the other")
-    return places or (data,)
+    return BooksPlaces(places or (data,), meta if discover else None)
 
 
 _places_options = bundle(
@@ -210,6 +244,8 @@ _places_options = bundle(
         metavar="DIR|URI",
         help="Data directory, as given to `delayd up`, or a copy of it; or what `delayd archive --to` was given.",
     ),
+    click.option("--discover", is_flag=True, help="Ask meta for its servers, and name those that are not among them."),
+    meta_option,
 )
 
 
@@ -227,7 +263,7 @@ _places_options = bundle(
 @click.option("--reason", metavar="TEXT", help="Why they are accepted.")
 @yes_option
 def audit(
-    places: tuple[str, ...],
+    places: BooksPlaces,
     hours: HourRange,
     late_limit: timedelta,
     grace: timedelta,
@@ -249,7 +285,8 @@ def audit(
     compares the tables of each hour with each other and with the seal.
 
     Servers of one cluster that run on several machines are audited together: name the directory of each, and archives.
-    The command says which server's directory is missing, and which one was given twice.
+    The command says which server's directory is missing, and which one was given twice; with --discover also, which of
+    the servers that meta knows is not there.
 
     It also verifies the seals of the hours that it reads.
 
@@ -269,24 +306,24 @@ def audit(
     $ delayd audit --data /var/lib/delayd --report audit.html
     $ delayd audit --data /var/lib/delayd --accept 2026112016 --by ann --reason "disk 3 was lost, #4711"
     """
-    words, home = None, _home(places)
+    words = None
     if accepted_hour is not None:
         if hours != EVERY_HOUR:
             raise BadArgument("--accept names the hour; leave --from and --to out")
         if page_path is not None:
             raise BadArgument("an acceptance changes what a page says: leave --report out, and write it afterwards")
         hours = HourRange(accepted_hour, accepted_hour + 1)
-        words = words_of(accepted_hour, by, reason, secret_file, home)
+        words = words_of(accepted_hour, by, reason, secret_file, places.home)
     elif by is not None or reason is not None or yes:
         raise BadArgument("--by, --reason and --yes belong to --accept HOUR; name the hour whose findings are accepted")
-    if home is None and (words is not None or groups):
+    if places.home is None and (words is not None or groups):
         raise BadArgument("--accept and --groups need a data directory; an archive has neither notes nor groups")
-    directories = [place for place in places if not is_archive(place)]
+    directories, known = places.directories, places.known()
     with PageFile(page_path) as page:
-        damage = _damage_on(page, places)
+        damage = _damage_on(page, places.paths)
         with damage as named, all_damage_named(directories, named), progress("hours", None) as advance:
             report = audit_fleet(
-                places,
+                places.paths,
                 now_ms=time.time_ns() // 1_000_000,
                 hours=hours,
                 late_ms_limit=late_limit // _MS,
@@ -296,7 +333,8 @@ def audit(
                 # Whoever asks for some hours waits for no more than these.
                 consumption=groups or page.is_wanted or hours == EVERY_HOUR,
             )
-        told = judged(report, secret_file, home)
+        report = with_absent(report, known)
+        told = judged(report, secret_file, places.home)
         code = show_report(report, form, told, groups=groups)
         _write_page(page, report, told, hours)
     if directories and report.total.unproven and all(life.role != Role.REALTIME for life in report.lives):
@@ -314,18 +352,13 @@ def audit(
     return OK
 
 
-def _home(places: Sequence[str]) -> str | None:
-    """The first of the places that is a data directory: the cluster's secret lies there, unless it is named."""
-    return next((place for place in places if not is_archive(place)), None)
-
-
 @click.command("spark-audit", cls=Command)
 @_places_options
 @_terms
 @click.pass_obj
 def spark_audit(
     programs: Programs,
-    places: tuple[str, ...],
+    places: BooksPlaces,
     hours: HourRange,
     late_limit: timedelta,
     grace: timedelta,
@@ -346,11 +379,12 @@ def spark_audit(
     $ delayd spark-audit --data /var/lib/delayd --from -24h
     $ delayd spark-audit /mnt/machine-a /mnt/machine-b s3://books/delayd
     """
+    known = places.known()
     with PageFile(page_path) as page:
         limits = {"late_ms_limit": late_limit // _MS, "lost_grace_ms": grace // _MS, "findings_limit": findings_limit}
-        with _damage_on(page, places):
-            report = programs.spark_audit(*places, hours=hours, **limits)
-        told = judged(report, secret_file, _home(places))
+        with _damage_on(page, places.paths):
+            report = with_absent(programs.spark_audit(*places.paths, hours=hours, **limits), known)
+        told = judged(report, secret_file, places.home)
         code = show_report(report, form, told, groups=groups)
         _write_page(page, report, told, hours)
     return code
@@ -521,6 +555,9 @@ def _as_json(report: AuditReport) -> dict[str, object]:
             for each in report.missing
         ],
         "doubled": list(report.doubled),
+        "absent": [
+            {"role": each.role, "log_id": f"{each.log_id:016x}", "address": each.address} for each in report.absent
+        ],
         "conservation": [fault.detail for fault in report.faults],
         "holds_up": list(report.holds_up),
         "groups": [dict(zip(group_names, _group_row(books), strict=True)) for books in report.groups],

@@ -82,6 +82,16 @@ def servers(meta: str, role: str | None, form: str) -> None:
     show(SERVERS, run(lambda: _servers(meta, role)), form)
 
 
+def known_servers(meta: str) -> list[ask.Known]:
+    """The servers that a meta server knows. Raises ServerUnavailable."""
+
+    async def asked() -> list[ask.Known]:
+        async with ask.meta(meta) as connection:
+            return await ask.known_servers(connection)
+
+    return run(asked)
+
+
 async def _servers(address: str, role: str | None) -> list[tuple[Cell, ...]]:
     async with ask.meta(address) as connection:
         servers = await ask.known_servers(connection)

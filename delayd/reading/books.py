@@ -65,6 +65,19 @@ _WORTH = (SealState.DELETED, SealState.UNREAD, SealState.VERIFIED, SealState.BRO
 Progress = Callable[[int, int], None]  # Hours audited, hours in all.
 
 
+class AbsentServer(NamedTuple):
+    """A server that meta knows, and whose directory is not among those that were audited."""
+
+    role: str
+    log_id: int
+    address: str
+
+    @property
+    def sentence(self) -> str:
+        server = f"{self.role} server {self.log_id:016x} at {self.address}"
+        return f"meta knows {server}, and its directory is not here"
+
+
 @dataclass(frozen=True, slots=True)
 class AuditReport:
     """The result of an audit: ``hours`` by delay server and hour, and at most ``findings_limit`` ``findings``.
@@ -95,6 +108,7 @@ class AuditReport:
     unnoted: tuple[str, ...] = ()  # Files of an archive whose archiver has not written their notes.
     missing: tuple[MissingServer, ...] = ()
     doubled: tuple[str, ...] = ()  # What was given twice, and is left out once.
+    absent: tuple[AbsentServer, ...] = ()  # What meta knows besides, if the caller has asked it.
 
     @property
     def data(self) -> str:
@@ -140,6 +154,7 @@ class AuditReport:
     def remarks(self) -> Iterator[str]:
         """Sentences on what was left out, or is proved by less than the rows themselves."""
         total = self.total
+        yield from (each.sentence for each in self.absent)
         yield from (each.sentence for each in self.missing)
         yield from self.doubled
         for torn in self.torn:
