@@ -15,6 +15,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from tempfile import TemporaryFile
 from typing import Protocol
 
 from delayd.config import DelayConfig
@@ -122,22 +123,24 @@ def _told(path: str) -> int:
 async def _run(command: str, lines: bytes) -> str:
     """Run a shell command with lines on its stdin; why it failed, or ""."""
     null = asyncio.subprocess.DEVNULL
-    # A session of its own, so that all that the shell has started can be ended together.
-    starting = asyncio.ensure_future(
-        asyncio.create_subprocess_shell(
-            command, stdin=asyncio.subprocess.PIPE, stdout=null, stderr=null, start_new_session=True
+    # It reads a file, so it may end before it has read all, and nobody waits until it reads.
+    with TemporaryFile() as given:
+        given.write(lines)
+        given.seek(0)
+        # A session of its own, so that all that the shell has started can be ended together.
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_shell(command, stdin=given, stdout=null, stderr=null, start_new_session=True)
         )
-    )
-    try:
-        process = await asyncio.shield(starting)
-        await asyncio.wait_for(process.communicate(lines), RUN_S_MAX)
-    except TimeoutError:
-        return f"it did not end within {RUN_S_MAX:g} s, and was ended"
-    finally:
-        # A stop may come while the command is being started; then it is ended as soon as it is there.
-        process = await starting
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        try:
+            process = await asyncio.shield(starting)
+            await asyncio.wait_for(process.wait(), RUN_S_MAX)
+        except TimeoutError:
+            return f"it did not end within {RUN_S_MAX:g} s, and was ended"
+        finally:
+            # A stop may come while the command is being started; then it is ended as soon as it is there.
+            process = await starting
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
     return "" if process.returncode == 0 else f"it ended with exit code {process.returncode}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from delayd.config import DelayConfig
 from delayd.delay import seal_hook
@@ -67,7 +68,7 @@ class Told:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-        asyncio.run(run())
+        uvloop.run(run())  # As servers do.
 
     def lines(self) -> list[str]:
         return self.output.read_text().splitlines(keepends=True) if self.output.exists() else []
