@@ -101,7 +101,10 @@ class Condition:
         """No row is due later than this; None when it says nothing of that."""
         if self.negated or not self.values or self.comparison not in UPPER:
             return None
-        return self._due_ms(max(self.values))
+        latest = max(self.values)
+        if self.comparison is Comparison.BELOW and isinstance(latest, int):
+            latest -= 1
+        return self._due_ms(latest)
 
     def _due_ms(self, value: Value) -> int | None:
         if self.column not in (DUE_MS, DUE) or not isinstance(value, int):

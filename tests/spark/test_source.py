@@ -135,8 +135,16 @@ def test_places_are_one_table_and_an_hour_of_two_of_them_is_there_once(
     frame = session.read.format("delayd").option("view", "schedule").load(list(sealed))
     assert frame.count() == 48 and frame.select("log_id").distinct().count() == 1
     copy = shutil.copytree(sealed[0], tmp_path / "copy")
-    with pytest.raises(BadArgument, match=r"are both of delay server 000000000000de1a: one of them is a copy"):
-        read("schedule", sealed[0], str(copy))
+    assert read("schedule", sealed[0], str(copy)).num_rows == 48
+
+
+def test_servers_whose_directories_lie_apart_are_read_together(sealed: tuple[str, str], tmp_path: Path) -> None:
+    for role in ("delay", "realtime"):
+        shutil.copytree(Path(sealed[0], role), tmp_path / role / role)
+    apart = read("lifecycle", str(tmp_path / "delay"), str(tmp_path / "realtime"))
+    assert in_order(apart) == in_order(read("lifecycle", sealed[0]))
+    alone = {row["state"] for row in read("lifecycle", str(tmp_path / "delay")).to_pylist()}
+    assert "UNPROVEN" in alone and "DELIVERED" not in alone
 
 
 def test_a_damaged_hour_is_a_row_and_the_others_are_read(sealed: tuple[str, str], tmp_path: Path) -> None:

@@ -39,12 +39,13 @@ from delayd.reading.files.row_arrays import Target, TargetRows, UInt64s
 from delayd.reading.findings import COUNTS, QUANTILES, Finding, Findings, HourSummary, join_findings, join_parts
 from delayd.reading.plan import AuditPlan, HourBooks, plan_hours
 from delayd.reading.seals import SealBook, SealCheck
-from delayd.reading.tables import TABLES, Columns, HourTables, Value, columns_of, count_rows
+from delayd.reading.tables import TABLES, Cells, Columns, HourTables, Value, columns_of, count_rows
 from delayd.reading.views.query import AT_TARGETS, AUDITED, HOURS, ViewQuery
 
 HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoch.
 # States of an hour besides OPEN and CLOSED; the rows of a BROKEN one are not those of its seal.
 SEALED, BROKEN, DAMAGED = "SEALED", "BROKEN", "DAMAGED"
+PLACE = "place"  # The order in a log, which an archive does not keep.
 # Columns that a schedule in an archive has as the views have them.
 SAME_IN_ARCHIVE = ("sequence", "subject", "deliver_at_ms", "outcome")
 
@@ -78,7 +79,7 @@ class ViewPart:
     """What one process reads; it can be pickled."""
 
     query: ViewQuery
-    directories: tuple[DirectoryHours, ...] = ()
+    hours: DirectoryHours | None = None
     archived: tuple[ArchivedHour, ...] = ()
     rows: tuple[Columns, ...] = ()  # Tables that the planner has made already.
 
@@ -86,8 +87,8 @@ class ViewPart:
         """Read the rows. Raises LogMoved when a server moved its files on since the plan was made."""
         for table in self.rows:
             yield from self.query.batches(count_rows(table), table.__getitem__)
-        for hours in self.directories:
-            yield from _read_directory(self.query, hours)
+        if self.hours is not None:
+            yield from _read_directories(self.query, self.hours)
         for hour in self.archived:
             yield from _read_archived(self.query, hour)
 
@@ -111,7 +112,7 @@ def finding_row(finding: Finding) -> tuple[Value, ...]:
     return name, f"{finding.log_id:016x}", kind, subject, finding.sequence or None, due_ms, due_ms, finding.detail
 
 
-def _read_directory(query: ViewQuery, hours: DirectoryHours) -> Iterator[pa.RecordBatch]:
+def _read_directories(query: ViewQuery, hours: DirectoryHours) -> Iterator[pa.RecordBatch]:
     disk = RealDisk()
     books = seal_books(disk, hours.plan) if query.view in AUDITED else {}
     for hour in plan_hours(disk, hours.plan, hours.tails):
@@ -220,9 +221,14 @@ def _table(query: ViewQuery, tables: HourTables, hour: HourBooks | None = None) 
             return {}
         return read_items(hour.disk, hour.origin.snapshot, hour.hour, tables.schedule.take(rows), query.items)
 
+    def make(name: str) -> Cells:
+        if name == PLACE and hour is None:
+            return Cells(np.zeros(count, np.int64), np.zeros(count, np.bool_))
+        return columns[name][1](tables)
+
     kind = TABLES[query.view]
-    columns = kind.columns
-    return query.batches(kind.count(tables), lambda name: columns[name][1](tables), items)
+    columns, count = kind.columns, kind.count(tables)
+    return query.batches(count, make, items)
 
 
 class ArchivedTables(HourTables):

@@ -46,9 +46,8 @@ READ_WHOLE = ("accepted", HOURS, FINDINGS)  # Views that compare the message log
 
 
 class Share(NamedTuple):
-    """Pieces of an hour of a directory that one part reads: each ``step``-th from ``first`` on."""
+    """Pieces of an hour of a delay server that one part reads: each ``step``-th from ``first`` on."""
 
-    directory: int
     origin: int
     hour: int
     first: int
@@ -57,8 +56,8 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedDirectory:
-    """A data directory as it was when the plan was made."""
+class PlannedDirectories:
+    """Data directories as they were when the plan was made."""
 
     plan: AuditPlan
     tails: Sequence[MessageTail]
@@ -76,26 +75,24 @@ def plan_view(query: ViewQuery, places: Sequence[str], tasks: int, now_ms: int) 
         now_ms: the wall clock: rows that are due later are pending.
 
     Raises:
-        BadArgument: a place holds neither, or two directories are of the same server.
+        BadArgument: a place holds neither.
         DamagedData, NewerFormat: a checkpoint, or a realtime log that the view needs, can't be read.
         BadSetting, ServerUnavailable: an archive can't be read.
     """
     query = _narrowed(query)
     stores = [open_store(place) for place in places if is_archive(place)]
-    directories = [_plan_directory(query, place, now_ms) for place in places if not is_archive(place)]
-    _need_each_once(directories)
-    rows = tuple(_known_rows(query, directories, stores))
+    data = tuple(place for place in places if not is_archive(place))
+    planned = _plan_directories(query, data, now_ms, alone=not stores) if data else None
+    rows = tuple(_known_rows(query, planned, stores))
     if query.view not in TABLES and query.view not in AUDITED:
         return [ViewPart(query, rows=rows)]
     archived = {} if query.view in BY_LOG else _archived_hours(query, stores, now_ms)
-    shares: list[Share] = []
-    for number, each in enumerate(directories):
-        shares += _shares(query, number, each, archived, tasks)
+    shares = [] if planned is None else list(_shares(query, planned, archived, tasks))
     units: list[Share | ArchivedHour] = [*sorted(shares, key=lambda share: -share.rows), *archived.values()]
     dealt: list[list[Share | ArchivedHour]] = [[] for _ in range(tasks)]
     for number, unit in enumerate(units):
         dealt[number % tasks].append(unit)
-    parts = [_part(query, directories, units) for units in dealt if units]
+    parts = [_part(query, planned, units) for units in dealt if units]
     return [ViewPart(query, rows=rows), *parts] if rows else parts
 
 
@@ -103,18 +100,19 @@ def _narrowed(query: ViewQuery) -> ViewQuery:
     return replace(query, hours=common_hours(query.conditions, query.hours))
 
 
-def _plan_directory(query: ViewQuery, data: str, now_ms: int) -> PlannedDirectory:
+def _plan_directories(query: ViewQuery, data: tuple[str, ...], now_ms: int, *, alone: bool) -> PlannedDirectories:
     disk, damage = RealDisk(), list[DamagedData]()
     scan = _scan_here if query.view in AT_TARGETS else scan_nothing
     groups = query.view in ("consumption", FINDINGS)
 
     def plan() -> tuple[AuditPlan, list[MessageTail]]:
         damage.clear()
-        return plan_audit(disk, (data,), now_ms, query.hours, consumption=groups, scan=scan, damage=damage)
+        options = {"consumption": groups, "need_schedule": alone}
+        return plan_audit(disk, data, now_ms, query.hours, scan=scan, damage=damage, **options)
 
-    planned, tails = until_still(data, plan)
+    planned, tails = until_still(" ".join(data), plan)
     hours, others = _sort_damage(planned, damage)
-    return PlannedDirectory(planned, tails, hours, others)
+    return PlannedDirectories(planned, tails, hours, others)
 
 
 def _scan_here(pieces: Sequence[LogPiece]) -> Iterator[Chunk]:
@@ -143,17 +141,6 @@ def _sort_damage(plan: AuditPlan, damage: Iterable[DamagedData]) -> tuple[dict[H
     return damaged, others
 
 
-def _need_each_once(directories: Sequence[PlannedDirectory]) -> None:
-    known: dict[int, str] = {}
-    for each in directories:
-        for origin in each.plan.origins:
-            path = origin.snapshot.directory.path
-            if origin.log_id in known:
-                what = f"{known[origin.log_id]} and {path} are both of delay server {origin.log_id:016x}"
-                raise BadArgument(f"{what}: one of them is a copy; leave it out")
-            known[origin.log_id] = path
-
-
 def _archived_hours(query: ViewQuery, stores: Sequence[ArchiveStore], now_ms: int) -> dict[HourOf, ArchivedHour]:
     terms = AuditTerms(now_ms, Spans(Span(0, 0)))
     found: dict[HourOf, ArchivedHour] = {}
@@ -179,9 +166,9 @@ def archived_keys(store: ArchiveStore) -> list[ArchivedKey]:
 
 
 def _shares(
-    query: ViewQuery, number: int, planned: PlannedDirectory, archived: dict[HourOf, ArchivedHour], tasks: int
+    query: ViewQuery, planned: PlannedDirectories, archived: dict[HourOf, ArchivedHour], tasks: int
 ) -> Iterator[Share]:
-    """The hours of a directory that are read there; they are taken out of ``archived``."""
+    """The hours of directories that are read there; they are taken out of ``archived``."""
     for index, origin in enumerate(planned.plan.origins):
         late = _later_hours(query, origin)
         unfiled = planned.tails[index].unfiled.counts()
@@ -196,7 +183,7 @@ def _shares(
             # An audit of an hour adds up in one place.
             step = 1 if query.view in AUDITED else min(tasks, -(-rows // PART_ROWS_MAX)) or 1
             for first in range(step):
-                yield Share(number, index, hour, first, step, rows // step)
+                yield Share(index, hour, first, step, rows // step)
 
 
 def _later_hours(query: ViewQuery, origin: AuditedOrigin) -> set[int]:
@@ -209,24 +196,20 @@ def _later_hours(query: ViewQuery, origin: AuditedOrigin) -> set[int]:
     return {hour for hour in sealed if facts[hour].due_min_ms > latest_ms}
 
 
-def _part(query: ViewQuery, directories: Sequence[PlannedDirectory], units: Sequence[Share | ArchivedHour]) -> ViewPart:
-    shares = [unit for unit in units if isinstance(unit, Share)]
-    hours: list[DirectoryHours] = []
-    for number, planned in enumerate(directories):
-        own = [share for share in shares if share.directory == number]
-        if not own:
-            continue
-        origins = planned.plan.origins
-        own.sort(key=lambda share: (share.origin, share.hour))
-        read = {(origins[each.origin].log_id, each.hour): (each.first, each.step) for each in own}
-        chosen = list(dict.fromkeys((each.origin, each.hour) for each in own))
-        tails = None
-        if query.view not in READ_WHOLE:
-            asked = [[hour for each, hour in chosen if each == index] for index in range(len(origins))]
-            tails = tuple(map(_tail_of, planned.tails, asked))
-        damaged = {key: what for key, what in planned.damaged.items() if key in read}
-        hours.append(DirectoryHours(planned.plan.only(chosen), tails, read, damaged))
-    return ViewPart(query, tuple(hours), tuple(unit for unit in units if isinstance(unit, ArchivedHour)))
+def _part(query: ViewQuery, planned: PlannedDirectories | None, units: Sequence[Share | ArchivedHour]) -> ViewPart:
+    archived = tuple(unit for unit in units if isinstance(unit, ArchivedHour))
+    shares = sorted(unit for unit in units if isinstance(unit, Share))
+    if planned is None or not shares:
+        return ViewPart(query, None, archived)
+    origins = planned.plan.origins
+    read = {(origins[each.origin].log_id, each.hour): (each.first, each.step) for each in shares}
+    chosen = [(each.origin, each.hour) for each in shares]
+    tails = None
+    if query.view not in READ_WHOLE:
+        asked = [[hour for each, hour in chosen if each == index] for index in range(len(origins))]
+        tails = tuple(map(_tail_of, planned.tails, asked))
+    damaged = {key: what for key, what in planned.damaged.items() if key in read}
+    return ViewPart(query, DirectoryHours(planned.plan.only(chosen), tails, read, damaged), archived)
 
 
 def _tail_of(tail: MessageTail, hours: Sequence[int]) -> MessageTail:
@@ -239,33 +222,34 @@ def _tail_of(tail: MessageTail, hours: Sequence[int]) -> MessageTail:
 
 
 def _known_rows(
-    query: ViewQuery, directories: Sequence[PlannedDirectory], stores: Sequence[ArchiveStore]
+    query: ViewQuery, planned: PlannedDirectories | None, stores: Sequence[ArchiveStore]
 ) -> Iterator[Columns]:
     """Rows that the plan already has, or that the planner reads: those of small tables, and those of no single hour."""
-    if query.view in SUMS:
-        for each in directories:
-            yield SUMS[query.view][1](each.plan, None)
-    elif query.view == SEALS:
-        seals = {(seal.log_id, seal.number): seal for seal in _seals(directories, stores)}
+    if query.view == SEALS:
+        seals = {(seal.log_id, seal.number): seal for seal in _seals(planned, stores)}
         wanted = [seal for _, seal in sorted(seals.items()) if query.wants(seal.log_id, seal.facts.hour)]
         yield columns_of(SEAL_TYPES, [_seal_row(seal) for seal in wanted])
-    elif query.view == HOURS:
-        damage = [hour_row((log_id, 0), DAMAGED, what, None) for each in directories for log_id, what in each.damage]
-        yield from [columns_of(AUDITED[HOURS], damage)] if damage else []
+    elif planned is None:
+        return
+    elif query.view in SUMS:
+        yield SUMS[query.view][1](planned.plan, None)
+    elif query.view == HOURS and planned.damage:
+        damage = [hour_row((log_id, 0), DAMAGED, what, None) for log_id, what in planned.damage]
+        yield columns_of(AUDITED[HOURS], damage)
     elif query.view == FINDINGS:
         disk = RealDisk()
-        faults = [fault for each in directories for fault in plan_faults(disk, each.plan, seal_books(disk, each.plan))]
-        yield from [columns_of(AUDITED[FINDINGS], [finding_row(each) for each in faults])] if faults else []
+        faults = plan_faults(disk, planned.plan, seal_books(disk, planned.plan))
+        yield columns_of(AUDITED[FINDINGS], [finding_row(each) for each in faults])
 
 
-def _seals(directories: Sequence[PlannedDirectory], stores: Sequence[ArchiveStore]) -> Iterator[Seal]:
+def _seals(planned: PlannedDirectories | None, stores: Sequence[ArchiveStore]) -> Iterator[Seal]:
     for store in stores:
         with TemporaryDirectory() as folder:
             for key in archived_keys(store):
                 if key.table == SCHEDULE:
                     yield seal_of(fetch_note(store, key, Path(folder)))
-    for each in directories:
-        for book in seal_books(RealDisk(), each.plan).values():
+    if planned is not None:
+        for book in seal_books(RealDisk(), planned.plan).values():
             yield from book.seals
 
 

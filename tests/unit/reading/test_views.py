@@ -1,0 +1,216 @@
+"""Views: which hours and rows are read, by whom, and what damage costs."""
+
+import pickle
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from delayd.errors import BadArgument, DamagedData
+from delayd.hours import hour_name
+from delayd.machine.disk import RealDisk
+from delayd.reading import plan as plans
+from delayd.reading.archive.archiver import archive_directory
+from delayd.reading.archive.store import open_store
+from delayd.reading.conditions import EVERY_HOUR, Comparison, Condition, Value, common_hours, due_ms_max
+from delayd.reading.files.directory import find_directories, take_snapshot
+from delayd.reading.files.items import read_items
+from delayd.reading.files.origins import NO_HOURS, read_hour
+from delayd.reading.tables import Cells
+from delayd.reading.views import planning
+from delayd.reading.views.parts import ViewPart
+from delayd.reading.views.planning import plan_view
+from delayd.reading.views.query import ViewQuery, types_of
+from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
+from tests.unit.reading.archived import HOURS, NOW_MS, write_books
+
+TEXT = Cells(np.array([0, 1, 2, 3, 0]), np.array([True, True, True, False, True]), ["b", "ab", "c", ""])
+LONG = Cells(np.array([3, -1, 7, 0, 3]), np.array([True, True, True, False, True]))
+INSTANT = Cells(LONG.values, LONG.known, instant=True)
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+    """Three sealed hours of 16 messages each, and later ones that wait: filed and not."""
+    books = write_books(tmp_path_factory.mktemp("views") / "data")
+    books.send([START_MS + 5 * HOUR_MS + row for row in range(6)], keys=[f"k{row}" for row in range(6)])
+    books.checkpoint()
+    books.send([START_MS + 5 * HOUR_MS + row for row in range(4)])
+    books.see_realtime(NOW_MS)
+    books.close()
+    return books
+
+
+def parts_of(view: str, *places: str, tasks: int = 3, conditions: Sequence[Condition] = ()) -> list[ViewPart]:
+    query = ViewQuery(view, tuple(types_of(view)), conditions=tuple(conditions))
+    return plan_view(query, places, tasks, NOW_MS)
+
+
+def rows_of(parts: Sequence[ViewPart]) -> list[dict[str, object]]:
+    # Parts go to other processes.
+    batches = [batch for part in parts for batch in pickle.loads(pickle.dumps(part)).read()]
+    rows = pa.Table.from_batches(batches).to_pylist() if batches else []
+    return sorted(rows, key=lambda row: (row["hour"] or "", row.get("sequence") or 0))
+
+
+def hours_read(parts: Sequence[ViewPart]) -> set[int]:
+    own = {hour for part in parts if part.hours for origin in part.hours.plan.origins for hour in origin.hours}
+    return own | {each.schedule.hour for part in parts for each in part.archived}
+
+
+@pytest.mark.parametrize(("comparison", "negated"), [*product(Comparison, (False, True))])
+def test_a_condition_is_met_by_the_rows_of_which_it_is_true(comparison: Comparison, negated: bool) -> None:
+    texts: tuple[Value, ...] = () if comparison is Comparison.NULL else ("b", "c")
+    values = {"b": 0, "c": 7}
+    for cells, said in ((TEXT, texts), (LONG, tuple(values[str(each)] for each in texts))):
+        if cells is LONG and comparison in (Comparison.PREFIX, Comparison.SUFFIX, Comparison.CONTAINS):
+            continue
+        wanted = said if comparison is Comparison.IN else said[:1]
+        found = Condition("any", comparison, wanted, negated).rows(cells).tolist()
+        assert found == [_is_true(each, comparison, wanted, negated) for each in cells.to_list()], cells
+
+
+def _is_true(value: Value | None, comparison: Comparison, said: tuple[Value, ...], negated: bool) -> bool:
+    if comparison is Comparison.NULL:
+        return (value is None) != negated
+    if value is None:
+        return False
+    text, first = str(value), str(said[0])
+    met = {
+        Comparison.IN: value in said,
+        Comparison.PREFIX: text.startswith(first),
+        Comparison.SUFFIX: text.endswith(first),
+        Comparison.CONTAINS: first in text,
+        Comparison.BELOW: value < said[0],  # type: ignore[operator]
+        Comparison.UP_TO: value <= said[0],  # type: ignore[operator]
+        Comparison.ABOVE: value > said[0],  # type: ignore[operator]
+        Comparison.FROM: value >= said[0],  # type: ignore[operator]
+    }[comparison]
+    return bool(met != negated)
+
+
+def test_an_instant_is_compared_by_microseconds() -> None:
+    # 3 ms is not above 3.000 ms, and it is above 2.999 ms.
+    assert Condition("at", Comparison.ABOVE, (3_000,)).rows(INSTANT).tolist() == [False, False, True, False, False]
+    assert Condition("at", Comparison.ABOVE, (2_999,)).rows(INSTANT).tolist() == [True, False, True, False, True]
+
+
+def test_conditions_bound_the_hours_and_no_hour_with_such_rows_is_left_out() -> None:
+    def hours(column: str, comparison: Comparison, *values: Value, negated: bool = False) -> range:
+        return common_hours([Condition(column, comparison, values, negated)], EVERY_HOUR)
+
+    first, last = hour_name(HOUR), hour_name(HOUR + 2)
+    assert hours("hour", Comparison.IN, first, last) == range(HOUR, HOUR + 3)
+    assert hours("hour", Comparison.BELOW, last).stop == HOUR + 2
+    assert hours("hour", Comparison.UP_TO, last).stop == HOUR + 3
+    assert hours("hour", Comparison.ABOVE, first).start == HOUR + 1
+    assert hours("hour", Comparison.FROM, first).start == HOUR
+    assert hours("deliver_at_ms", Comparison.FROM, START_MS).start == HOUR
+    assert hours("deliver_at", Comparison.ABOVE, START_MS * 1_000 - 1).start == HOUR - 1
+    # What was past due when it was accepted is in a later hour.
+    assert hours("deliver_at_ms", Comparison.BELOW, START_MS) == EVERY_HOUR
+    for column, value in (("hour", "2026"), ("subject", first), ("deliver_at_ms", "x")):
+        assert hours(column, Comparison.IN, value) == EVERY_HOUR
+    assert hours("hour", Comparison.IN, first, negated=True) == EVERY_HOUR
+    upper = [Condition("deliver_at", Comparison.UP_TO, (7_999,)), Condition("deliver_at_ms", Comparison.IN, (9, 8))]
+    assert due_ms_max(upper) == 7 and due_ms_max([]) is None
+
+
+@pytest.mark.parametrize("view", ["accepted", "decision", "schedule", "dispatch", "message", "lifecycle", "hours"])
+def test_many_parts_have_the_rows_of_one_and_have_them_again(books: Books, view: str) -> None:
+    parts = parts_of(view, books.root, tasks=5)
+    assert rows_of(parts) == rows_of(parts) == rows_of(parts_of(view, books.root, tasks=1)) != []
+    assert len(parts) > 1
+
+
+@pytest.mark.parametrize("view", ["schedule", "dispatch", "message", "lifecycle"])
+def test_a_large_hour_is_shared_by_parts_that_have_its_rows_together(
+    books: Books, view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> list[dict[str, object]]:
+        return [{name: row[name] for name in row if name != "place"} for row in rows_of(parts)]
+
+    hour = Condition("hour", Comparison.IN, (hour_name(HOUR + 5 if view == "lifecycle" else HOUR),))
+    parts = parts_of(view, books.root, conditions=[hour])
+    expected = told()
+    assert len(parts) == 1
+    for module in (plans, planning):
+        monkeypatch.setattr(module, "PART_ROWS_MAX", 3)
+    monkeypatch.setattr("delayd.reading.files.origins.SAMPLE_ROWS", 1)
+    parts = parts_of(view, books.root, conditions=[hour])
+    assert len(parts) == 3 and told() == expected
+    assert sum(bool(rows_of([part])) for part in parts) == 3
+
+
+def test_conditions_leave_out_hours_and_rows(books: Books, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    archive_directory(books.root, store)
+    for place, sealed_only in ((books.root, False), (store.uri, True)):
+        for view in ("schedule", "dispatch", "lifecycle"):
+            every = rows_of(parts_of(view, place))
+            late = Condition("deliver_at_ms", Comparison.FROM, (START_MS + HOUR_MS,))
+            early = Condition("deliver_at_ms", Comparison.BELOW, (START_MS + 2 * HOUR_MS,))
+            bills = Condition("subject", Comparison.IN, ("bills",))
+            parts = parts_of(view, place, conditions=[late, early, bills])
+            assert rows_of(parts) == [
+                row for row in every if row["hour"] == hour_name(HOUR + 1) and row["subject"] == "bills"
+            ]
+            # The last of these is not sealed, so nobody knows when its rows are due.
+            not_sealed = {HOUR + 5} if not sealed_only else {HOUR + 2}
+            assert hours_read(parts) == {HOUR + 1} | not_sealed
+            nobody = Condition("log_id", Comparison.IN, ("0" * 16,))
+            assert parts_of(view, place, conditions=[nobody]) == []
+
+
+def test_a_part_knows_nothing_of_other_hours(books: Books) -> None:
+    parts = parts_of("lifecycle", books.root, tasks=9)
+    assert len(parts) == HOURS + 1
+    for part in parts:
+        assert part.hours is not None and part.hours.tails is not None
+        (origin,) = part.hours.plan.origins
+        assert set(part.hours.plan.index.batches["hour"].tolist()) <= set(origin.hours)
+        assert set(part.hours.tails[0].unfiled.counts()) <= set(origin.hours)
+
+
+def test_an_archive_that_was_changed_costs_the_hour_of_that_file(books: Books, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    archive_directory(books.root, store)
+    first, second, _ = sorted(tmp_path.rglob("schedule/day=*/**/*.parquet"))
+    first.write_bytes(second.read_bytes())
+    second.unlink()
+    states = {row["hour"]: (row["state"], row["detail"]) for row in rows_of(parts_of("hours", store.uri))}
+    assert [state for state, _ in states.values()] == ["DAMAGED", "DAMAGED", "SEALED"]
+    assert "is another file than" in str(states[hour_name(HOUR)]) and "is gone" in str(states[hour_name(HOUR + 1)])
+    assert {row["hour"] for row in rows_of(parts_of("schedule", store.uri))} == {hour_name(HOUR + 2)}
+    with pytest.raises(BadArgument, match="holds no archive"):
+        parts_of("schedule", f"file://{tmp_path}/nothing")
+
+
+def test_damage_of_no_single_hour_is_a_row_without_one(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    books.send([START_MS])
+    books.checkpoint()
+    books.send([START_MS + 1])
+    books.close()
+    log = next((tmp_path / "delay" / "message").iterdir())
+    log.write_bytes(log.read_bytes()[:-100])
+    data = bytearray(log.read_bytes())
+    data[200] ^= 1
+    log.write_bytes(data)
+    (row,) = [each for each in rows_of(parts_of("hours", books.root)) if each["hour"] is None]
+    assert (row["log_id"], row["state"]) == (f"{DELAY_ID:016x}", "DAMAGED") and log.name in str(row["detail"])
+    assert [each["sequence"] for each in rows_of(parts_of("schedule", books.root))] == [1]
+
+
+def test_items_of_another_message_are_never_given(books: Books) -> None:
+    disk = RealDisk()
+    (directory,) = [each for each in find_directories(disk, books.root) if each.role == "delay"]
+    snapshot = take_snapshot(disk, directory)
+    rows = read_hour(disk, snapshot, NO_HOURS, HOUR)
+    assert read_items(disk, snapshot, HOUR, rows, ["body"])["body"][0] == b"body 1"
+    rows.location[0], rows.location[1] = rows.location[1], rows.location[0]
+    with pytest.raises(DamagedData, match="holds other messages than were read"):
+        read_items(disk, snapshot, HOUR, rows, ["body"])
