@@ -24,5 +24,6 @@ Files
     file_commands           messages by what they say, one message through all logs, and tables for other engines
     archive_command         sealed hours as Parquet files, put into an archive
     proof_commands          proofs for outsiders: signed, made and checked
+    spark_commands          jobs for Spark
     audit_commands, page_file   the books, what operators accept of their findings, and the seals
 """

@@ -7,7 +7,6 @@ acceptance changes no figure and hides no finding.
 """
 
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -18,7 +17,6 @@ from datetime import timedelta
 from typing import NamedTuple, ParamSpec, TextIO, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from delayd.config import DATA_DEFAULT
 from delayd.errors import BadArgument, BadSetting, DataError
@@ -59,15 +57,15 @@ from .listing import Cell, Column, ColumnKind, columns, progress, show
 from .main import NOT_BALANCED, OK, Programs
 from .page_file import PageFile
 from .shared_options import (
-    DATA_VARIABLE,
     Command,
-    DataFolder,
     Shown,
     bundle,
     confirm,
     data_option,
     format_option,
     meta_option,
+    paths_of,
+    place_params,
     secret_of,
     secret_option,
     shown_options,
@@ -178,19 +176,6 @@ def _terms(command: Callable[P, R]) -> Callable[P, R]:
     return command
 
 
-class BooksPlace(DataFolder):
-    """A data directory that is there, or the URI of an archive."""
-
-    name = "place"
-
-    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """See click."""
-        text = os.fspath(value)
-        # The default of --data need not be there when all places are named; click reads what was typed first.
-        is_spare = ctx is not None and param is not None and param.name == "data" and ctx.params.get("places")
-        return text if "://" in text or is_spare else super().convert(value, param, ctx)
-
-
 class BooksPlaces(NamedTuple):
     """The places that an audit reads, and the meta server that is asked which servers there are; None: none is."""
 
@@ -224,26 +209,13 @@ def with_absent(report: AuditReport, known: Sequence[AbsentServer]) -> AuditRepo
 
 
 def _places(places: tuple[str, ...], data: str, discover: bool, meta: str) -> BooksPlaces:
-    source = click.get_current_context().get_parameter_source("data")
-    if places and source is ParameterSource.COMMANDLINE:
-        raise BadArgument("--data names the only place; leave it out, and name all places one behind the other")
-    return BooksPlaces(places or (data,), meta if discover else None)
+    return BooksPlaces(paths_of(places, data), meta if discover else None)
 
 
 _places_options = bundle(
     "places",
     _places,
-    click.argument("places", nargs=-1, type=BooksPlace(), metavar="[DIR|URI]..."),
-    click.option(
-        "--data",
-        envvar=DATA_VARIABLE,
-        type=BooksPlace(),
-        default=DATA_DEFAULT,
-        show_default=True,
-        show_envvar=True,
-        metavar="DIR|URI",
-        help="Data directory, as given to `delayd up`, or a copy of it; or what `delayd archive --to` was given.",
-    ),
+    *place_params,
     click.option("--discover", is_flag=True, help="Ask meta for its servers, and name those that are not among them."),
     meta_option,
 )

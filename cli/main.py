@@ -10,7 +10,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -35,6 +35,8 @@ from .shared_options import examples
 
 if TYPE_CHECKING:
     from delayd.reading.books import AuditReport
+
+    from .listing import Cell
 
 OK = 0
 BUG = 1  # A traceback is on stderr.
@@ -80,12 +82,28 @@ class SparkAudit(Protocol):
     ) -> "AuditReport": ...
 
 
+class SparkJob(Protocol):
+    """Runs a job in Spark, named by the word behind ``delayd spark``: its rows, or none when a folder receives them."""
+
+    def __call__(
+        self,
+        job: str,
+        data: Sequence[str],
+        out: str | None,
+        *,
+        hours: Mapping[str, str],
+        settings: Mapping[str, object],
+        master: str | None,
+    ) -> "Iterable[Sequence[Cell]]": ...
+
+
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The three servers by role, the audit in Spark, and how delayd itself is started in another process."""
+    """The three servers by role, the audit and jobs in Spark, and how delayd is started in another process."""
 
     run_server: Mapping[str, Callable[[ServerConfig], int]]
     spark_audit: SparkAudit
+    spark_job: SparkJob
     command: Sequence[str] = OWN_COMMAND  # Followed by a role and its options.
 
 
@@ -104,6 +122,7 @@ LOOKS = frozenset(
         "export",
         "archive",
         "seals",
+        "spark",
         "spark-audit",
         "tree-head",
         "prove",
@@ -163,6 +182,7 @@ PLACES = {
     "prove": CommandPlace("proof_commands", "prove", "Print the proof of what became of a message, from files."),
     "check-proof": CommandPlace("proof_commands", "check_proof", "Check such a proof, without any other file."),
     "spark-audit": CommandPlace("audit_commands", "spark_audit", "Do the same as audit, with Spark."),
+    "spark": CommandPlace("spark_commands", "spark", "Run jobs for Spark: lateness, forecast, work of consumers."),
     "backup": CommandPlace(
         "backup_commands", "backup", "Copy the servers of a directory while they run, and check the copy."
     ),

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from delayd.address import META_LOCAL, META_VARIABLE
 from delayd.config import DATA_DEFAULT
@@ -204,6 +205,42 @@ def confirm(costs: str, yes: bool) -> None:
 def secret_of(secret_file: str | None, data: str) -> Secret:
     """The secret with which an operator asks. Raises BadSetting when it can't be had."""
     return read_secret(secret_file or os.path.join(data, SECRET_FILE))
+
+
+class BooksPlace(DataFolder):
+    """A data directory that is there, or the URI of an archive."""
+
+    name = "place"
+
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """See click."""
+        text = os.fspath(value)
+        # The default of --data need not be there when all places are named; click reads what was typed first.
+        is_spare = ctx is not None and param is not None and param.name == "data" and ctx.params.get("places")
+        return text if "://" in text or is_spare else super().convert(value, param, ctx)
+
+
+def paths_of(places: tuple[str, ...], data: str) -> tuple[str, ...]:
+    """The places that a command reads: those named one behind the other, or else that of --data."""
+    source = click.get_current_context().get_parameter_source("data")
+    if places and source is ParameterSource.COMMANDLINE:
+        raise BadArgument("--data names the only place; leave it out, and name all places one behind the other")
+    return places or (data,)
+
+
+place_params = (
+    click.argument("places", nargs=-1, type=BooksPlace(), metavar="[DIR|URI]..."),
+    click.option(
+        "--data",
+        envvar=DATA_VARIABLE,
+        type=BooksPlace(),
+        default=DATA_DEFAULT,
+        show_default=True,
+        show_envvar=True,
+        metavar="DIR|URI",
+        help="Data directory, as given to `delayd up`, or a copy of it; or what `delayd archive --to` was given.",
+    ),
+)
 
 
 def examples(*lines: str, of: str = "Examples") -> str:

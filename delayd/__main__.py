@@ -7,6 +7,7 @@ calls ``main(programs)`` with a ``cli.programs.Programs`` that holds what the co
     run_server["delay"](config)      calls  delayd.delay.program.run(config)
     run_server["realtime"](config)   calls  realtime.server.run(config)
     spark_audit(*places, …)          calls  spark.session.audit(*places, …)
+    spark_job(job, data, …)          calls  spark.pipelines.run.run(job, data, …)
 
 ``run`` serves until it is told to stop and returns the exit code of the process; it owns its event loop and signals.
 Invariant: a program is imported when it is called, never before, so ``delayd send`` pays for no server and needs no
@@ -14,7 +15,8 @@ Spark.
 """
 
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -22,7 +24,8 @@ from typing import TYPE_CHECKING
 from delayd.programs import ProgramNotFound, find
 
 if TYPE_CHECKING:
-    from cli.main import Programs, ServerConfig, SparkAudit
+    from cli.listing import Cell
+    from cli.main import Programs, ServerConfig, SparkAudit, SparkJob
     from delayd.reading.books import AuditReport
 
 _EXIT_NOT_INSTALLED = 1
@@ -48,6 +51,7 @@ def _programs() -> "Programs":
             "realtime": _server(lambda: find("realtime.server")),
         },
         spark_audit=_spark_audit,
+        spark_job=_spark_job,
     )
 
 
@@ -62,14 +66,34 @@ def _server(load: Callable[[], ModuleType]) -> "Callable[[ServerConfig], int]":
 def _spark_audit(
     *places: str, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
 ) -> "AuditReport":
-    try:
+    with _named_distribution():
         audit: SparkAudit = find("spark.session").audit
         terms = {"late_ms_limit": late_ms_limit, "lost_grace_ms": lost_grace_ms, "findings_limit": findings_limit}
         return audit(*places, hours=hours, **terms)
+
+
+def _spark_job(
+    job: str,
+    data: Sequence[str],
+    out: str | None,
+    *,
+    hours: Mapping[str, str],
+    settings: Mapping[str, object],
+    master: str | None,
+) -> "Iterable[Sequence[Cell]]":
+    with _named_distribution():
+        run: SparkJob = find("spark.pipelines.run").run
+        return run(job, data, out, hours=hours, settings=settings, master=master)
+
+
+@contextmanager
+def _named_distribution() -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _SPARK_DISTRIBUTIONS:
             raise
-        raise ProgramNotFound(f"the Spark audit needs {error.name}: pip install 'delayd[spark]'") from error
+        raise ProgramNotFound(f"Spark needs {error.name}: pip install 'delayd[spark]'") from error
 
 
 if __name__ == "__main__":

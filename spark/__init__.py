@@ -6,4 +6,5 @@ A map, from the outside in.
     audit       the pure audit of `delayd.reading`, some hours a task
     source      the data source ``spark.read.format("delayd")``
     sink        ``frame.write.format("delayd")``: rows become scheduled messages
+    pipelines   ``delayd spark JOB``: questions about the books of a fleet, one job each
 """

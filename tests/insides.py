@@ -341,6 +341,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "realtime.group_window",
     ),
     "spark": (
+        "cli.spark_commands",
         "delayd.log.pull",
         "delayd.reading.arrow",
         "delayd.reading.books",
@@ -349,6 +350,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.reading.seals",
         "delayd.reading.tables",
         "spark.audit",
+        "spark.pipelines.run",
         "spark.session",
         "spark.sink",
     ),

@@ -72,6 +72,8 @@ class GroupBooks:
     lapsed: int
     outstanding: int
     gaps: int
+    ack_ms_total: int = 0  # How long acknowledged messages were held before that, all of them together.
+    ack_ms_max: int = 0
 
 
 class Consumption(NamedTuple):
@@ -238,6 +240,7 @@ class _PullBooks:
         self._consume = entries["consume_first"].astype(np.int64)
         self._incarnation = entries["incarnation"]
         self._attempt = entries["attempt"]
+        self._at_ms = entries["at_ms"]
         self._epochs = epochs
         self._lives = self._all_lives(entries["group_id"], lives)
         self._life = self._life_of(entries["group_id"])
@@ -359,6 +362,9 @@ class _PullBooks:
         order = np.argsort(begins)
         reached = np.maximum.accumulate(ends[order])
         gaps = np.maximum(begins[order][1:] - reached[:-1], 0)
+        acked = op == PullOp.ACK
+        # A clock that was set back makes no time negative.
+        held_ms = np.maximum(self._at_ms[closed[acked]] - self._at_ms[pulls[acked]], 0)
         return GroupBooks(
             log_id=self._log_id,
             group_id=life.group_id,
@@ -366,12 +372,14 @@ class _PullBooks:
             group=life.group,
             pulled=int(size.sum()),
             redelivered=int(size[self._attempt[pulls] > 1].sum()),
-            acknowledged=int(size[op == PullOp.ACK].sum()),
+            acknowledged=int(size[acked].sum()),
             given_back=int(size[(op == PullOp.NACK) | (op == PullOp.RETURNED)].sum()),
             sent_back=int(size[op == SENT_BACK].sum()),
             lapsed=int(size[op == PullOp.LAPSED].sum()),
             outstanding=int(size[op == 0].sum()),
             gaps=int(gaps.sum()),
+            ack_ms_total=int((held_ms * size[acked]).sum()),
+            ack_ms_max=int(held_ms.max(initial=0)),
         )
 
     def _check_again(self, life: _GroupLife, own: Mask, bounds: Int64s, pull_of: Int64s, closed_by: Int64s) -> None:

@@ -40,7 +40,10 @@ INSTANT_SUFFIX = "_at_ms"
 OUTCOMES = ("", *(outcome.name for outcome in Outcome))
 CLAIMED = tuple(outcome for outcome in Outcome if outcome.proof is Proof.CLAIM)
 REASONS = tuple(reason_name(reason).upper() if reason else "" for reason in range(256))
-GROUP_FIGURES = ("pulled", "redelivered", "acknowledged", "given_back", "sent_back", "lapsed", "outstanding", "gaps")
+GROUP_FIGURES = (
+    *("pulled", "redelivered", "acknowledged", "given_back", "sent_back", "lapsed", "outstanding", "gaps"),
+    *("ack_ms_total", "ack_ms_max"),
+)
 CONSUMPTION: Types = {
     "log_id": "id",
     "subject": "string",

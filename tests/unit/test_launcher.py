@@ -36,4 +36,4 @@ def test_without_pyspark_the_audit_says_what_to_install(
     monkeypatch.setitem(sys.modules, "spark.session", program)
     monkeypatch.setattr(cli.main, "main", _audit)
     assert main() == 1
-    assert capsys.readouterr().err == "delayd: the Spark audit needs pyspark: pip install 'delayd[spark]'\n"
+    assert capsys.readouterr().err == "delayd: Spark needs pyspark: pip install 'delayd[spark]'\n"

@@ -1,12 +1,13 @@
 """Runs the command line in this process, through its real entry, and keeps what it wrote."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from click.testing import CliRunner
 
 from cli import main as entry
-from cli.main import Programs, SparkAudit
+from cli.listing import Cell
+from cli.main import Programs, SparkAudit, SparkJob
 from delayd.reading.books import AuditReport
 
 
@@ -25,15 +26,29 @@ def no_spark(
     raise AssertionError(f"nobody asked for the Spark audit of {places}")
 
 
+def no_job(
+    job: str,
+    data: Sequence[str],
+    out: str | None,
+    *,
+    hours: Mapping[str, str],
+    settings: Mapping[str, object],
+    master: str | None,
+) -> Iterable[Sequence[Cell]]:
+    """Stands for jobs in Spark where none is wanted."""
+    raise AssertionError(f"nobody asked for the job {job} in Spark")
+
+
 def run(
     *arguments: str,
     servers: Mapping[str, Callable[[object], int]] | None = None,
     spark_audit: SparkAudit = no_spark,
+    spark_job: SparkJob = no_job,
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> Ran:
     """Run one command line; ``servers`` stand for the programs that the launcher injects."""
-    programs = Programs(servers or {}, spark_audit)
+    programs = Programs(servers or {}, spark_audit, spark_job)
     with CliRunner().isolation(stdin, env=dict(environment or {})) as (out, err, _):
         code = entry.main(programs, arguments)
         return Ran(code, out.getvalue().decode(), err.getvalue().decode())

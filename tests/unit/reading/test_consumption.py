@@ -157,3 +157,13 @@ def test_rule_Q5_what_no_server_writes_is_named(entries: list[PullEntry | RetryD
 def test_a_pull_log_without_entries_says_nothing() -> None:
     assert read([pull(0, 0, 0)])[0] == ()
     assert read_consumption(MemoryDisk(), Directory("/rt", Role.REALTIME, 9), []) == Consumption()
+
+
+def test_the_time_to_acknowledge_is_from_the_pull_of_each_message() -> None:
+    def ack(first: int, count: int, at_ms: int) -> PullEntry:
+        return PullEntry(ACK, 0, 1, INCARNATION, first, 0, count, at_ms)
+
+    # Pulled at 5 ms: 3 are acknowledged after 200 ms, 1 after 700 ms, and 2 by a clock that was set back; 4 are held.
+    found = read([pull(0, 10, 0), ack(0, 3, 205), ack(3, 1, 705), ack(4, 2, 1)])
+    (group,) = found.groups
+    assert (group.acknowledged, group.ack_ms_total, group.ack_ms_max) == (6, 3 * 200 + 700, 700)
