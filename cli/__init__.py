@@ -25,5 +25,6 @@ Files
     archive_command         sealed hours as Parquet files, put into an archive
     proof_commands          proofs for outsiders: signed, made and checked
     spark_commands          jobs for Spark
+    sql_command             queries over directories and archives
     audit_commands, page_file   the books, what operators accept of their findings, and the seals
 """

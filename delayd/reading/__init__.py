@@ -21,6 +21,7 @@ What else is asked
     tables, arrow       the logs, and what realtime servers sum up, as columns for other engines
     conditions          which rows of a table are wanted, and the hours that can have them
     views               tables of many directories and archives, in parts (docs/spark-tables.md)
+    sql                 a query of DuckDB over these tables (`delayd sql`)
     data                `delayd.open_data`: hours and messages with what became of them (docs/reading.md)
     parquet, export     tables as files
     archive             sealed hours as files that outlive retention, and their audit (docs/archive.md)

@@ -47,7 +47,7 @@ def test_the_metadata_says_what_delayd_is(metadata: Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.get_payload() == (REPOSITORY / "README.md").read_text()
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
-    assert metadata.get_all("Provides-Extra") == ["archive", "bench", "dev", "fast", "proof", "spark"]
+    assert metadata.get_all("Provides-Extra") == ["archive", "bench", "dev", "fast", "proof", "spark", "sql"]
 
 
 def test_the_installed_command_says_its_version_and_its_help(environment: Path, tmp_path: Path) -> None:
@@ -98,5 +98,5 @@ def test_with_the_extra_spark_finds_the_data_source(spark_environment: Path, tmp
         "import pyspark_delayd; print(pyspark_delayd.DefaultSource.name(), pyspark_delayd.DefaultSource.__module__)"
     )
     assert (
-        run(str(spark_environment / "bin" / "python"), "-c", script, folder=tmp_path) == "delayd delayd.spark.audit\n"
+        run(str(spark_environment / "bin" / "python"), "-c", script, folder=tmp_path) == "delayd delayd.spark.source\n"
     )
