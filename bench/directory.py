@@ -62,6 +62,7 @@ class Shape:
     subjects: int = 1
     sealed: bool = True
     segment_bytes: int = 256 << 20
+    all_kept: bool = True  # Else the message log begins with its last segment, as retention leaves it.
 
 
 class DirectoryWriter:
@@ -80,7 +81,7 @@ class DirectoryWriter:
         self._tables = [encode_subject_table([name]) for name in self._names]
         self._hours: list[tuple[int, int, int, int, int]] = []
         self._ends: list[tuple[int, int, int]] = []
-        self._batch_id = self._stored = self._sealed = 0
+        self._batch_id = self._stored = self._sealed = self._keep_from = 0
 
     def write(self) -> None:
         """Write all logs and publish the checkpoints."""
@@ -103,6 +104,8 @@ class DirectoryWriter:
         for log in (self._messages, self._target):
             log.append([NewGroup(GroupKind.TICK, [], 1, end_ms)], end_ms)
             log.flush()
+        if not shape.all_kept:
+            self._remove_filed()
         # The last checkpoint is behind the tick, by which all hours are over.
         self._publish(self._messages.end, self._messages.crc32c, shape.messages + 1, end_ms)
         for closed in (self._messages, self._target, self._seals):
@@ -118,6 +121,13 @@ class DirectoryWriter:
             segment = open_segment(self._disk, path, place.kind, place.log_id, write=False)
             index_segment(self._disk, self._realtime, segment, end, 1, end_ms)
             segment.close()
+
+    def _remove_filed(self) -> None:
+        """Remove the segments of the message log that are filed as a whole."""
+        place = self._messages.place
+        *filed, self._keep_from = segment_bases(self._disk, place)
+        for base in filed:
+            self._disk.remove(f"{place.folder}/{segment_name(base)}")
 
     def _send(self, first: int, due: NDArray[np.int64]) -> None:
         groups: list[NewGroup] = []
@@ -250,7 +260,8 @@ class DirectoryWriter:
         clock: list[Value] = ["boot", 0, end_ms]
         mark: Payload = {"replay_offset": stop, "replay_crc32c": crc, "next_sequence": next_sequence, "epoch": 1}
         tables: Payload = {"hours": hours.tobytes(), "beside": b"", "outcomes": ends.tobytes()}
-        counted: Payload = {"seals": [self._sealed, self._previous], "skipped": [], "dropped": [], "keep_from": 0}
+        counted: Payload = {"seals": [self._sealed, self._previous], "skipped": [], "dropped": []}
+        counted["keep_from"] = self._keep_from
         links: list[Value] = [[REALTIME_ID, end_ms, ""]]
         times: Payload = {"appended_at_ms": end_ms, "clock": clock, "settled_ms": end_ms, "waits": "", "links": links}
         file.publish({**mark, **tables, **counted, **times}, end_ms)

@@ -35,7 +35,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         data = arguments.data or f"{folder}/data"
         if arguments.data is None:
-            DirectoryWriter(data, Shape(arguments.messages, hours=HOURS, subjects=SUBJECTS)).write()
+            DirectoryWriter(data, Shape(arguments.messages, hours=HOURS, subjects=SUBJECTS, all_kept=False)).write()
         places = {"directory": data}
         if not arguments.no_archive:
             archive_directory(data, open_store(f"{folder}/archive"))

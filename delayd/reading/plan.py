@@ -47,7 +47,7 @@ from delayd.reading.files.directory import (
     was_removed,
 )
 from delayd.reading.files.origins import MessageTail, dispatch_sizes, part_hour, read_hour, read_outcomes, read_tail
-from delayd.reading.files.row_arrays import Batches, ScheduleRows, Sorter, TargetRows
+from delayd.reading.files.row_arrays import Batches, RowCollector, ScheduleRows, Sorter, TargetRows
 from delayd.reading.files.stored_groups import TornTail, log_size
 from delayd.reading.files.target_index import Scan, TargetIndex, TargetIndexer, read_target_rows
 from delayd.reading.findings import HourKey, HourSummary, StoredAcceptance, read_acceptances
@@ -302,6 +302,7 @@ class HourBooks:
     batches: Batches
     torn: list[TornTail] = field(default_factory=list)  # Tails that `outcomes` found behind the last whole group.
     part: range | None = None  # The sequences to read; None: all.
+    whole: bool = True  # Whether to read and verify bodies, too.
 
     @property
     def log_id(self) -> int:
@@ -313,7 +314,8 @@ class HourBooks:
 
     def schedule(self, sorter: Sorter | None = None) -> ScheduleRows:
         """The scheduled rows, by rising sequence; ``sorter`` sorts the other logs, too."""
-        return read_hour(self.disk, self.origin.snapshot, self.tail.get().unfiled, self.hour, self.part, sorter)
+        collector = RowCollector(self.part, whole=self.whole)
+        return read_hour(self.disk, self.origin.snapshot, self.tail.get().unfiled, self.hour, collector, sorter)
 
     def accepted(self) -> FiledByLog:
         snapshot, tail = self.origin.snapshot, self.tail.get()
@@ -500,8 +502,13 @@ def missing_servers(hours: Sequence[HourSummary], plan: AuditPlan) -> tuple[Miss
     )
 
 
-def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None) -> Iterator["HourBooks"]:
-    """The hours of a plan, nothing of them read yet; the message log's tail is read once, when it is needed."""
+def plan_hours(
+    disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None, *, whole: bool = True
+) -> Iterator["HourBooks"]:
+    """The hours of a plan, nothing of them read yet; the message log's tail is read once, when it is needed.
+
+    Unless ``whole`` bodies in schedule logs are neither read nor verified.
+    """
     batches = plan.index.batches
     for number, origin in enumerate(plan.origins):
         own = np.flatnonzero(batches["origin_log_id"] == origin.snapshot.directory.log_id)
@@ -510,7 +517,7 @@ def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None 
         tail = _Tail(disk, origin, tails[number] if tails else None)
         for hour in origin.hours:
             first, until = np.searchsorted(filed, [hour, hour + 1])
-            yield HourBooks(disk, origin, hour, tail, plan.index, batches[own[first:until]])
+            yield HourBooks(disk, origin, hour, tail, plan.index, batches[own[first:until]], whole=whole)
 
 
 class _Tail:

@@ -288,7 +288,7 @@ def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, se
     filed: ScheduleRows | None = None
     hour = hours[0] if hours else 0
     for each in hours:
-        rows = read_hour(disk, snapshot, NO_HOURS, each, range(sequence, sequence + 1))
+        rows = read_hour(disk, snapshot, NO_HOURS, each, RowCollector(range(sequence, sequence + 1)))
         if len(rows):
             filed, hour = rows, each
             break

@@ -43,7 +43,7 @@ from delayd.reading.archive.rows import (
 from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
 from delayd.reading.files.origins import NO_HOURS, part_hour, read_hour, read_outcomes
-from delayd.reading.files.row_arrays import Sorter, Sparse, TargetRows
+from delayd.reading.files.row_arrays import RowCollector, Sorter, Sparse, TargetRows
 from delayd.reading.files.stored_groups import LogMoved, TornTail, until_still
 from delayd.reading.files.target_index import TargetIndex, TargetIndexer, read_target_rows
 from delayd.reading.plan import PART_ROWS_MAX
@@ -203,7 +203,7 @@ class _Run:
     def _rows(self, snapshot: ScheduleSnapshot, hour: int, part: range | None) -> SealedRows:
         sorter = Sorter()
         found = read_outcomes(self.disk, snapshot.directory, hour, part=part)
-        schedule = read_hour(self.disk, snapshot, NO_HOURS, hour, part, sorter)
+        schedule = read_hour(self.disk, snapshot, NO_HOURS, hour, RowCollector(part), sorter)
         others = found.others(np.arange(len(found.sequences)))
         named = np.flatnonzero(others)
         sparse = Sparse(found.sequences[named], others[named].view(np.int64))

@@ -78,6 +78,7 @@ BESIDE_SUFFIX = ".schedule.log"  # The ending of the file with rows of an hour w
 FEW_HOURS = 100  # Up to this many hours are looked up one by one.
 ROW_BYTES_MIN = 12  # A row of a batch has a due instant and an end.
 Collector = RowCollector | SequenceSampler
+HAVE_LABELS = frozenset({ColumnId.KEY_END, ColumnId.TAGS_END})
 
 
 def outcome_word(part: np.void) -> str:
@@ -459,19 +460,21 @@ def read_hour(
     snapshot: ScheduleSnapshot,
     unfiled: HourRows,
     hour: int,
-    part: range | None = None,
+    collector: RowCollector | None = None,
     sorter: Sorter | None = None,
 ) -> ScheduleRows:
-    """Read the schedule side of an hour, by rising sequence; with a ``part`` only rows with its sequences.
+    """Read the schedule side of an hour, by rising sequence; only the rows that an empty ``collector`` takes.
 
     ``unfiled`` are the rows of the message log that are not filed; ``sorter`` sorts the other logs of the hour, too.
     Raises LogMoved when the schedule log is gone, DamagedData when it does not check or is shorter than the checkpoint
     says.
     """
     rows = snapshot.counted(hour)
+    collector = collector or RowCollector()
+    part = collector.part
     if part is not None:
         rows = min(rows, len(range(part.start, min(part.stop, part.start + rows))))
-    collector = RowCollector(part, rows)
+    collector.expect(rows)
     collect_hour(disk, snapshot, hour, collector)
     collector.add_rows(unfiled.of_hour(hour, part))
     return in_order(collector.rows(), sorter or Sorter())
@@ -565,7 +568,7 @@ def collect_hour(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: C
         if segment is None:
             raise LogMoved(f"{part.path} is gone")
         try:
-            for batch, offset in _filed_batches(segment, part):
+            for batch, offset in _filed_batches(segment, part, collector):
                 if batch.schedule.hour != hour:
                     raise DamagedData(part.path, 0, "it holds messages of another hour")
                 if batch.schedule.source_end <= snapshot.replay_offset:
@@ -574,12 +577,12 @@ def collect_hour(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: C
             segment.close()
 
 
-def _filed_batches(segment: Segment, part: PartOfHour) -> Iterator[tuple[Batch, int]]:
+def _filed_batches(segment: Segment, part: PartOfHour, collector: Collector) -> Iterator[tuple[Batch, int]]:
     groups = skim(segment, part.end, 0) if not part.begin else read_groups(segment, part.begin, part.end, [])
     end, crc = part.begin, 0
     for group in groups:
         end, crc = group.end, group.header.header_crc32c
-        for offset, batch in group.whole_batches() if isinstance(group, StoredGroup) else group.batches():
+        for offset, batch in _wanted_batches(group, collector):
             if batch.kind == BatchKind.SCHEDULE:
                 yield batch, offset
     if part.last_crc32c is None:
@@ -589,3 +592,15 @@ def _filed_batches(segment: Segment, part: PartOfHour) -> Iterator[tuple[Batch, 
         raise DamagedData(part.path, position, f"the checkpoint says that {part.end - end} more bytes are there")
     if crc != part.last_crc32c:
         raise DamagedData(part.path, position, "its last group is another one than the checkpoint counts")
+
+
+def _wanted_batches(group: Group, collector: Collector) -> Iterator[tuple[int, Batch]]:
+    """The batches of a group; those of a large one without items, when the collector does without."""
+    if not isinstance(group, StoredGroup):
+        yield from group.batches()
+    elif collector.whole:
+        yield from group.whole_batches()
+    else:
+        for offset, batch in group.named_batches():
+            # The labels of rows are hashed, and nothing says what they are but the batch as a whole.
+            yield offset, group.whole(offset) if HAVE_LABELS.intersection(batch.offsets) else batch

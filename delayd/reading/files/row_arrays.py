@@ -238,12 +238,13 @@ class Growing:
 class RowCollector:
     """Gathers the rows of batches, in the order in which they are added; with a ``part`` those of its sequences.
 
-    Memory for ``rows_expected`` rows is reserved, and used as they come.
+    Memory for ``rows_expected`` rows is reserved, and used as they come. Unless ``whole`` the bodies of schedule logs
+    are neither read nor verified.
     """
 
-    def __init__(self, part: range | None = None, rows_expected: int = 0) -> None:
+    def __init__(self, part: range | None = None, rows_expected: int = 0, *, whole: bool = True) -> None:
         self.subjects = SubjectTable()
-        self._part = part
+        self.part, self.whole = part, whole
         self._rows = Growing(NO_ROWS, rows_expected)
         self._hashed = 0
         # Rows of batches of one row, for which an array each would cost too much.
@@ -256,6 +257,10 @@ class RowCollector:
         # Copies for the rows from `_hashed` on: many batches are hashed together. Most rows have no headers.
         self._headers, self._bodies = Regions(), Regions()
         self._any_headers = False
+
+    def expect(self, rows: int) -> None:
+        """Reserve memory for so many rows."""
+        self._rows.reserve(min(rows, ROWS_EXPECTED_MAX))
 
     def add_message_batch(self, batch: Batch, offset: int, first_sequence: int, appended_at_ms: int) -> None:
         """Add a PRODUCER batch of a verified group; its rows count up from ``first_sequence``."""
@@ -306,7 +311,7 @@ class RowCollector:
         if ColumnId.EXPIRES_AT_MS in batch.offsets:
             self._add_expiring(batch, own)
         self._add_labels(batch, own)
-        rows = slice(None) if self._part is None else rows_of_part(own, self._part)
+        rows = slice(None) if self.part is None else rows_of_part(own, self.part)
         own = own[rows]
         sequence, due, appended, subject, body_bytes, locations, hashes = self._rows.more(len(own))
         ids = self.subjects.ids(batch)
@@ -426,6 +431,9 @@ def _region(items: Sequence[bytes]) -> Region:
 
 class SequenceSampler:
     """Gathers one sequence in every ``step`` of the batches that are added."""
+
+    part = None
+    whole = False
 
     def __init__(self, step: int) -> None:
         self.step = step

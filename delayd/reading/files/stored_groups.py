@@ -52,6 +52,7 @@ from delayd.machine.disk import NOTHING_TO_SYNC, Disk, open_named
 AHEAD_BYTES = 16 << 10
 WINDOW_BYTES = 4 << 20  # Read at a time: its end cuts few groups, which are read twice.
 WHOLE_BYTES = 2 * AHEAD_BYTES  # If batches are smaller than this on average, reading their group in one go costs less.
+SUBJECTS_BYTES = 4 << 10  # Some hundred subjects.
 HEAP_OFFSET = slice(16, 20)  # In a batch (docs/formats/batch.md).
 RESYNC_BYTES = 4 << 20
 ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always succeeds.
@@ -271,6 +272,34 @@ class StoredGroup:
             raise DamagedData(self._window.path, self._position, "the checksum of the batches differs")
         if malformed is not None:
             raise malformed
+
+    def named_batches(self) -> Iterator[tuple[int, Batch]]:
+        """As `batches`, with the subjects of SCHEDULE batches, verified."""
+        begin = content_position(len(self._sizes))
+        for size in self._sizes:
+            yield self.header.offset + begin, self._named(self._position + begin, size)
+            begin += size
+
+    def _named(self, position: int, size: int) -> Batch:
+        view = self._window.view(position, min(size, HEADER_BYTES))
+        # Most tables are shorter than what is read here behind the columns.
+        until = int.from_bytes(view[HEAP_OFFSET], "little") + SUBJECTS_BYTES
+        try:
+            for _ in range(3):  # The columns say how many subjects there are, and their ends how long they are.
+                view = self._window.view(position, min(size, until))
+                batch = parse(view, front=True)
+                ends = batch.heap_offset + 4 * batch.subject_count
+                until = ends if len(view) < ends else batch.heap_offset + batch.subject_bytes
+                if until <= len(view) or len(view) >= size:
+                    break
+            batch.verify_columns()
+            if ends > size or batch.total_bytes != size:
+                raise BatchMalformed(f"it says {batch.total_bytes} bytes, its group {size}")
+            if batch.kind == BatchKind.SCHEDULE:
+                batch.verify_subjects()
+        except BatchMalformed as error:
+            raise DamagedData(self._window.path, position, str(error)) from None
+        return batch
 
     def _front(self, position: int, size: int) -> Batch:
         front = self._window.view(position, min(size, HEADER_BYTES))

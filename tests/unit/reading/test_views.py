@@ -214,3 +214,37 @@ def test_items_of_another_message_are_never_given(books: Books) -> None:
     rows.location[0], rows.location[1] = rows.location[1], rows.location[0]
     with pytest.raises(DamagedData, match="holds other messages than were read"):
         read_items(disk, snapshot, HOUR, rows, ["body"])
+
+
+def test_a_table_is_read_without_bodies_and_an_audit_with_them(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    keys = [f"k{row}" for row in range(2_000)]
+    for keyed in (False, True):  # Labels of rows with keys are hashed, so batches of these are read whole.
+        due = [START_MS + keyed * HOUR_MS + row for row in range(2_000)]
+        books.send(due, subjects=("orders", "bills"), keys=keys if keyed else ())
+    books.checkpoint()
+    books.close()
+    expected = rows_of(parts_of("schedule", books.root))
+    for hour in (HOUR, HOUR + 1):
+        path = books.path_of("schedule", hour)
+        data = bytearray(path.read_bytes())
+        data[data.rindex(b"body ")] ^= 1
+        path.write_bytes(data)
+    assert [row["state"] for row in rows_of(parts_of("hours", books.root))] == ["DAMAGED", "DAMAGED"]
+    assert rows_of(parts_of("schedule", books.root)) == expected[:2_000]
+    assert [row["subject"] for row in expected[:3]] == ["orders", "bills", "orders"]
+    assert expected[0]["labels_hash"] is None and expected[2_000]["labels_hash"] is not None
+
+
+def test_a_table_of_subjects_may_be_longer_than_what_is_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(str(tmp_path))
+    names = [f"orders.{number}" for number in range(900)]
+    books.send([START_MS + row for row in range(2_000)], subjects=names)
+    books.checkpoint()
+    books.close()
+    for ahead in (4 << 10, 0, 1 << 20):
+        monkeypatch.setattr("delayd.reading.files.stored_groups.SUBJECTS_BYTES", ahead)
+        rows = rows_of(parts_of("schedule", books.root))
+        assert [row["subject"] for row in rows] == [names[row % 900] for row in range(2_000)]
