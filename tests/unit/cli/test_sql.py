@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,3 +146,18 @@ def test_without_duckdb_one_sentence_says_what_to_install(
     ran = run("sql", "select 1", machines[0])
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == "delayd: `delayd sql` needs duckdb: pip install 'delayd[sql]'\n"
+
+
+def test_the_queries_of_the_page_are_answered(machines: tuple[str, str, str]) -> None:
+    page = (Path(__file__).parents[3] / "docs/fleet.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("delayd sql ")]
+    places = {"A": machines[0], "B": machines[1], "s3://books/delayd": machines[2]}
+    answers: list[list[dict[str, Any]]] = []
+    for line in lines:
+        words = [places.get(word, word) for word in shlex.split(line) if not word.startswith("-")]
+        answers.append(asked(*[word for word in words[2:] if word != "48h"]))
+    assert len(answers) == 2 and answers[0] == []
+    assert [(row["subject"], row["scheduled"], row["moved"], row["cancelled"]) for row in answers[1][:2]] == [
+        ("bills", 8, 2, 0),
+        ("orders", 8, 0, 2),
+    ]

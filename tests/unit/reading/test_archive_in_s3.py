@@ -1,5 +1,6 @@
 """An archive in an S3 server that speaks the real protocol, also one that fails half way or refuses."""
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -159,6 +160,18 @@ def test_credentials_that_are_refused_are_named(books: Books, server: Server, st
     ran = run("archive", "--data", books.root, "--to", URI)
     assert ran.code == 2 and "Traceback" not in ran.err
     server.fails = {}
+
+
+def test_an_audit_of_a_directory_and_a_bucket_needs_its_credentials(books: Books, server: Server) -> None:
+    archive_directory(books.root, open_store(URI))
+    both, alone = (run("audit", *places, "--format", "json") for places in ((books.root, URI), (books.root,)))
+    assert both.code == alone.code == 0
+    assert json.loads(both.out)["hours"] == json.loads(alone.out)["hours"]
+    begun = server.requests
+    server.status, server.fails = "403 Forbidden", dict.fromkeys(range(begun, begun + 100), "not done")
+    ran = run("audit", books.root, URI)
+    server.fails = {}
+    assert (ran.code, ran.out) == (2, "") and f"{URI}/" in ran.err and "give the environment credentials" in ran.err
 
 
 def test_an_object_that_was_replaced_or_removed_is_named_by_its_address(books: Books, server: Server) -> None:

@@ -13,8 +13,13 @@ from delayd.hours import hour_name
 from delayd.reading.archive.archiver import archive_directory
 from delayd.reading.archive.store import FolderStore
 from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.files.directory import Role
+from delayd.reading.fleet import plan_fleet
 from delayd.reading.seals import SealState
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
+from tests.simulation.audit import BOOKS
+from tests.tamper.drained import drained
+from tests.tamper.honest import DELAY as DELAY_FOLDER
 from tests.unit.cli.runner import run
 
 from .archived import HOURS, MESSAGE_KEY, NOW_MS, SCHEDULE_KEY, audited_fleet, rewrite, write_books
@@ -268,3 +273,53 @@ def test_the_gap_of_an_archive_is_none_where_the_directory_has_the_hour(store: F
         (Path(store.uri) / name).unlink()
     assert not audited_fleet(store.uri).balanced
     assert audited_fleet(a, b, store.uri).balanced
+
+
+def test_two_archives_that_differ_are_named_with_both(store: FolderStore, tmp_path: Path) -> None:
+    other = FolderStore(str(tmp_path / "again"))
+    shutil.copytree(store.uri, other.uri)
+    rewrite(other, MESSAGE_KEY, lambda table: table.slice(1))
+    code, told = said(store.uri, other.uri)
+    (fault,) = told["conservation"]
+    assert code == 3 and fault == (
+        f"{store.uri}/{MESSAGE_KEY.note} and {other.uri}/{MESSAGE_KEY.note} are of the same hour, and differ"
+    )
+    assert told["total"]["scheduled"] == 48 and told["total"]["lost"] == 0
+
+
+def test_a_damaged_file_of_an_archive_leaves_the_hour_to_the_directory(store: FolderStore, a: str, b: str) -> None:
+    (Path(store.uri) / SCHEDULE_KEY.file).write_bytes(b"")
+    code, told = said(a, b, store.uri)
+    (fault,) = told["conservation"]
+    assert code == 3 and f"{store.uri}/{SCHEDULE_KEY.file}" in fault
+    assert (told["total"]["scheduled"], told["total"]["unproven"], told["total"]["lost"]) == (48, 0, 0)
+
+
+def test_an_hour_that_a_moved_route_splits_over_two_machines_is_whole_with_both(tmp_path: Path) -> None:
+    books = Books(str(tmp_path / "a"))
+    first, second, third = books.send([START_MS, START_MS + 1, START_MS + 2])
+    books.hand_over([first])
+    books.checkpoint()
+    books.see_all(NOW_MS)
+    # From here on another realtime server has the subject.
+    there = Books(str(tmp_path / "b"), realtime_id=OTHER_REALTIME)
+    books.target, books.realtime_id, books.realtime, books.stored = there.target, OTHER_REALTIME, there.realtime, 0
+    books.hand_over([second, third])
+    books.checkpoint()
+    books.see_all(NOW_MS)
+    books.close()
+    shutil.rmtree(tmp_path / "b" / "delay")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    both, alone = audited_fleet(a, b), audited_fleet(a)
+    assert both.balanced and (both.total.dispatched, both.total.unproven, both.missing) == (3, 0, ())
+    assert (alone.total.unproven, alone.missing[0].log_id, alone.missing[0].rows) == (2, OTHER_REALTIME, 2)
+
+
+def test_the_delay_server_that_messages_moved_to_is_named_when_it_is_missing() -> None:
+    pair = drained()
+    both = plan_fleet(pair.disk, (BOOKS,), now_ms=pair.now_ms).audit()
+    alone = plan_fleet(pair.disk, (DELAY_FOLDER,), now_ms=pair.now_ms).audit()
+    assert [each for each in both.missing if each.role == Role.DELAY] == []
+    (missing,) = (each for each in alone.missing if each.role == Role.DELAY)
+    assert (missing.log_id, missing.rows) == (pair.taker, 9)
+    assert "nothing shows what became of 9 messages" in missing.sentence
