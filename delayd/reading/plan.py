@@ -371,18 +371,9 @@ def plan_audit(
     alone. Raises LogMoved when files went away meanwhile, DamagedData when nobody gave ``damage`` or the rest can't be
     read without the file.
     """
-    directories, doubled = each_once(disk, [each for place in data for each in find_directories(disk, place)])
-    delays = [directory for directory in directories if directory.role == Role.DELAY]
-    if not delays and need_schedule:
-        places = " and ".join(data)
-        raise BadArgument(f"{places} holds no delay server's directory, so nothing says what was scheduled")
-    for directory in directories:
-        for error in not_counted(disk, directory):
-            if damage is None:
-                raise error
-            damage.append(error)
+    delays, realtimes, doubled = _servers_of(disk, data, need_schedule)
+    _name_damage(disk, (*realtimes, *delays), damage)
     torn: list[TornTail] = []
-    realtimes = [directory for directory in directories if directory.role == Role.REALTIME]
     helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
     # The pull logs are read before the message logs, so that each message that a group was given is found.
     consumed = tuple(read_consumption(disk, directory, torn) for directory in realtimes) if consumption else ()
@@ -395,11 +386,8 @@ def plan_audit(
     ]
     indexer.scan(newer=True, scan=scan)
     index = indexer.index()
-    lives = [meta for place in data if (meta := read_meta_life(place)) is not None]
-    lives += [
-        read_life(disk, directory, seen_ms, now_ms)
-        for directory, seen_ms in zip(realtimes, index.last_appended_ms, strict=True)
-    ]
+    lives = _lives_without_books(disk, data, realtimes, index, now_ms)
+    terms = AuditTerms(now_ms, NO_SPANS, late_ms_limit, lost_grace_ms)
     origins: list[AuditedOrigin] = []
     tails: list[MessageTail] = []
     deleted: dict[HourKey, int] = {}
@@ -413,16 +401,14 @@ def plan_audit(
         chosen = tuple(hour for hour in known if hours is None or hour in hours)
         spans = spans_of(snapshot.word, directory.log_id, index)
         explanations = read_explanations(disk, directory, realtimes, index)
-        terms = AuditTerms(now_ms, spans, late_ms_limit, lost_grace_ms, explanations)
-        # The record that gave up rows of an hour stands behind them in the message log.
-        given_up = {hour for hour in snapshot.word.dropped if f"schedule/{hour_name(hour)}" in tail.given_up}
-        dropped = {hour: snapshot.word.dropped[hour] for hour in given_up}
-        origins.append(AuditedOrigin(snapshot, dispatched, terms, chosen, tail.faults, tail.first, dropped))
+        own_terms = replace(terms, spans=spans, explanations=explanations)
+        facts = tail.faults, tail.first, _given_up(snapshot, tail)
+        origins.append(AuditedOrigin(snapshot, dispatched, own_terms, chosen, *facts))
         tails.append(tail)
     plan = AuditPlan(
         tuple(origins),
         index,
-        AuditTerms(now_ms, NO_SPANS, late_ms_limit, lost_grace_ms),
+        terms,
         # The realtime logs are scanned twice; a tail from the second scan is newer.
         torn=tuple({tail.path: tail for tail in torn}.values()),
         lives=tuple(lives),
@@ -436,6 +422,41 @@ def plan_audit(
         strangers=_strangers(index, delays, hours),
     )
     return plan, tails
+
+
+def _servers_of(
+    disk: Disk, data: Sequence[str], need_schedule: bool
+) -> tuple[list[Directory], list[Directory], tuple[DoubledServer, ...]]:
+    """The directories of delay servers and of realtime servers, and which are left out."""
+    directories, doubled = each_once(disk, [each for place in data for each in find_directories(disk, place)])
+    delays, realtimes = ([each for each in directories if each.role == role] for role in (Role.DELAY, Role.REALTIME))
+    if not delays and need_schedule:
+        places = " and ".join(data)
+        raise BadArgument(f"{places} holds no delay server's directory, so nothing says what was scheduled")
+    return delays, realtimes, doubled
+
+
+def _name_damage(disk: Disk, directories: Sequence[Directory], damage: list[DamagedData] | None) -> None:
+    for directory in directories:
+        for error in not_counted(disk, directory):
+            if damage is None:
+                raise error
+            damage.append(error)
+
+
+def _lives_without_books(
+    disk: Disk, data: Sequence[str], realtimes: Sequence[Directory], index: TargetIndex, now_ms: int
+) -> list[LastLife]:
+    """The lives of meta and of realtime servers."""
+    lives = [meta for place in data if (meta := read_meta_life(place)) is not None]
+    seen = zip(realtimes, index.last_appended_ms, strict=True)
+    return lives + [read_life(disk, directory, seen_ms, now_ms) for directory, seen_ms in seen]
+
+
+def _given_up(snapshot: ScheduleSnapshot, tail: MessageTail) -> dict[int, int]:
+    """Rows that operators gave up, by hour, as far as the message log has the record of that behind them."""
+    dropped = snapshot.word.dropped
+    return {hour: rows for hour, rows in dropped.items() if f"schedule/{hour_name(hour)}" in tail.given_up}
 
 
 def _split_hours(
