@@ -184,7 +184,9 @@ PLACES = {
     "prove": CommandPlace("proof_commands", "prove", "Print the proof of what became of a message, from files."),
     "check-proof": CommandPlace("proof_commands", "check_proof", "Check such a proof, without any other file."),
     "spark-audit": CommandPlace("audit_commands", "spark_audit", "Do the same as audit, with Spark."),
-    "spark": CommandPlace("spark_commands", "spark", "Run jobs for Spark: lateness, forecast, work of consumers."),
+    "spark": CommandPlace(
+        "spark_commands", "spark", "Run jobs for Spark: lateness, forecast, anomalies, work of consumers."
+    ),
     "backup": CommandPlace(
         "backup_commands", "backup", "Copy the servers of a directory while they run, and check the copy."
     ),

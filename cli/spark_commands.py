@@ -41,6 +41,11 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         f" {_numbers('busiest_messages seconds_over messages_over')}"
     ),
     "hot-instants": columns("second messages:number body_bytes:size subjects:number top_subject top_messages:number"),
+    "anomalies": columns("day subject figure value:number usual_low:number usual_high:number days:number"),
+    "what-if": columns(
+        f"day {_numbers('messages capacity_per_s busy_share busiest_messages queue_max')} queue_max_at"
+        " wait_ms_max:duration"
+    ),
     "consumers": columns(f"subject group {_numbers(WORK)} {_numbers(DEAD)} ack_ms_mean:duration ack_ms_max:duration"),
 }
 
@@ -141,6 +146,62 @@ def hot_instants(programs: Programs, /, top: int, **given: Any) -> None:
     $ delayd spark hot-instants --data /var/lib/delayd --top 10
     """
     _run(programs, "hot-instants", {"top": top}, **given)
+
+
+@spark.command()
+@job_options
+@click.option(
+    "--days",
+    type=click.IntRange(min=5),
+    default=28,
+    show_default=True,
+    metavar="N",
+    help="So many days before say what is usual.",
+)
+@click.option(
+    "--factor",
+    type=click.FloatRange(min=0),
+    default=3.0,
+    show_default=True,
+    metavar="X",
+    help="How many times the distance of the quartiles a day may lie outside of them.",
+)
+@click.pass_obj
+def anomalies(programs: Programs, /, days: int, factor: float, **given: Any) -> None:
+    """Name the days on which a subject's volume, lateness or share of failures left its usual range.
+
+    $ delayd spark anomalies --data /var/lib/delayd --from -60d
+    """
+    _run(programs, "anomalies", {"days": days, "factor": factor}, **given)
+
+
+@spark.command("what-if")
+@job_options
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="So many times the messages.",
+)
+@click.option(
+    "--servers", type=click.IntRange(min=1), required=True, metavar="N", help="How many servers there would be."
+)
+@click.option(
+    "--per-server",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="N",
+    help="Messages a second that each of them takes.",
+)
+@click.pass_obj
+def what_if(programs: Programs, /, rate: float, servers: int, per_server: int, **given: Any) -> None:
+    """Show how long messages would have waited at another rate, or with another number of servers.
+
+    $ delayd spark what-if --data /var/lib/delayd --from -30d --rate 1.5 --servers 3 --per-server 20000
+    """
+    _run(programs, "what-if", {"rate": rate, "servers": servers, "per_server": per_server}, **given)
 
 
 @spark.command()

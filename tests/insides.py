@@ -350,6 +350,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.reading.seals",
         "delayd.reading.tables",
         "spark.audit",
+        "spark.pipelines.anomalies",
         "spark.pipelines.run",
         "spark.session",
         "spark.sink",

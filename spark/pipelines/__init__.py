@@ -5,5 +5,7 @@ A map, from the outside in. Each of the other files is one job: a function from 
     run         ``delayd spark JOB``: reads the directories, makes the frame, writes it or hands its rows over
     lateness    how many messages of each subject and day left, and how late
     forecast    what falls due, against a capacity and quotas, and the fullest seconds
+    anomalies   days on which a subject's volume, lateness or failures left their usual range
+    what_if     a schedule at another rate, or with another number of servers
     consumers   what became of messages in groups of consumers
 """

@@ -41,6 +41,8 @@ JOBS: Mapping[str, Job] = {
     "lateness": Job("lateness", "lateness", ("lifecycle",)),
     "forecast": Job("forecast", "forecast", ("lifecycle",)),
     "hot-instants": Job("forecast", "hot_instants", ("lifecycle",)),
+    "anomalies": Job("anomalies", "anomalies", ("lifecycle",)),
+    "what-if": Job("what_if", "what_if", ("lifecycle",)),
     "consumers": Job("consumers", "consumers", ("consumption", "lifecycle")),
 }
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,12 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+import pyspark_delayd
 from cli.spark_commands import COLUMNS
 from delayd import Consumer, Producer
 from delayd.reading.books import audit_directory
+from spark.pipelines.anomalies import anomalies
 from spark.pipelines.run import JOBS, make
 from spark.pipelines.run import run as run_job
 from tests.end_to_end.up_process import up
+from tests.spark.conftest import JVM
 from tests.unit.cli.runner import Ran, run
 from tests.waiting import wait_until
 
@@ -38,6 +44,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "lateness": {"late_limit_ms": 1_000},
     "forecast": {"capacity": 5, "quotas": {"orders": 3}},
     "hot-instants": {"top": 3},
+    "anomalies": {"days": 28, "factor": 3.0},
+    "what-if": {"rate": 1.0, "servers": 1, "per_server": 10},
     "consumers": {},
 }
 
@@ -51,7 +59,9 @@ class Fleet(NamedTuple):
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
-    """1,000 delivered orders, of which a group worked on 100, 50 bills, and 900 messages over the next three days."""
+    """1,000 delivered orders, of which a group worked on 100; 50 bills; 900 messages that are due over three days; and
+    calls of the last ten days: ten a day, but 50 on the day before yesterday and none yesterday.
+    """
     folder = tmp_path_factory.mktemp("jobs")
     midnight = int(time.time() * 1000) // DAY_MS * DAY_MS
     due = [("orders", midnight + (1 + row % 3) * DAY_MS + row // 30 * 1_000) for row in range(600)]
@@ -61,6 +71,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
         with Producer(meta) as producer:
             producer.send_batch("orders", [b"body"] * 1_000, delay=timedelta(0))
             producer.send_batch("bills", [b"body"] * 50, delay=timedelta(0))
+            calls = [midnight - day * DAY_MS for day in range(2, 11) for _ in range(50 if day == 2 else 10)]
+            producer.send_batch("calls", [b"body"] * len(calls), calls)
+            producer.send_batch("mails", [b"body"], midnight - DAY_MS)  # Else yesterday is not there.
             for subject in ("orders", "bills"):
                 instants = [instant for name, instant in due if name == subject]
                 producer.send_batch(subject, [b"body"] * len(instants), instants)
@@ -74,7 +87,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
                     message.ack()
                 if number == 100:
                     break
-        wait_until(lambda: _total(running.data)[0] == 1_050 and _total(running.data)[1] == 920)
+        wait_until(lambda: _total(running.data) == (1_050 + len(calls) + 1, len(due) + 20))
     return Fleet(str(running.data), due)
 
 
@@ -149,6 +162,36 @@ def test_hot_instants_are_the_fullest_seconds(fleet: Fleet) -> None:
     assert [(row["subjects"], row["top_subject"], row["top_messages"]) for row in rows] == [(2, "bills", 100)] * 3
 
 
+def test_anomalies_are_days_that_left_the_range_of_the_days_before(session: SparkSession, fleet: Fleet) -> None:
+    found = [(row["subject"], row["figure"], row["value"], row["usual_high"]) for row in listed(fleet, "anomalies")]
+    assert found == [("calls", "messages", 50.0, 13.0), ("calls", "messages", 0.0, 13.0)]
+    rows = [
+        ("a", datetime.now(UTC) - timedelta(days=day), "EXPIRED" if day == 1 and row < 3 else "DELIVERED", late_ms)
+        for day in range(1, 9)
+        for row in range(10)
+        for late_ms in (900 if day == 2 else 10,)
+    ]
+    frame = session.createDataFrame(rows, "subject string, deliver_at timestamp, state string, late_ms long")
+    days = anomalies(frame, days=7, factor=3.0).collect()
+    assert [(row["figure"], row["value"]) for row in days] == [("late_p99_ms", 900.0), ("failed_share", 0.3)]
+
+
+def test_what_if_lets_messages_wait_for_fewer_servers_or_at_another_rate(fleet: Fleet) -> None:
+    fewer = {"rate": "2", "servers": "2"}
+    rows = {row["day"]: row for row in listed(fleet, "what-if", **fewer, **{"per-server": "10"})}
+    seconds = Counter(instant // 1_000 for _, instant in fleet.due)
+    for day in {_day(instant) for _, instant in fleet.due}:
+        queue = longest = total = 0
+        own = sorted(second for second in seconds if _day(second * 1_000) == day)
+        for second in range(own[0], own[-1] + 1):
+            total += 2 * seconds[second]
+            queue = max(queue + 2 * seconds[second] - 20, 0)
+            longest = max(longest, queue)
+        row = rows[day]
+        assert (row["messages"], row["capacity_per_s"], row["queue_max"]) == (total, 20, longest)
+        assert row["wait_ms_max"] == longest * 50
+
+
 def test_consumers_says_what_a_group_gave_back_and_how_long_it_took(
     session: SparkSession, fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -161,6 +204,26 @@ def test_consumers_says_what_a_group_gave_back_and_how_long_it_took(
     assert 0 <= row["ack_ms_mean"] <= row["ack_ms_max"] < 600_000
     again = command(fleet, "consumers", out=str(tmp_path / "out"))
     assert again.code == 2 and "out is there already: name a new folder" in again.err
+
+
+def test_spark_submit_runs_a_job_on_the_master_that_it_was_given(fleet: Fleet, tmp_path: Path) -> None:
+    settings = {"enabled": "true", "compress": "false", "dir": f"file:{tmp_path}"}
+    events = [word for name, value in settings.items() for word in ("--conf", f"spark.eventLog.{name}={value}")]
+    submit = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[1]", *events]
+    words = [
+        *submit,
+        pyspark_delayd.__file__,
+        *shlex.split("spark hot-instants --top 3 --format csv --data"),
+        fleet.data,
+    ]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JDK_JAVA_OPTIONS": JVM}
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr[-2_000:]
+    lines = ran.stdout.splitlines()
+    begin = lines.index("second,messages,body_bytes,subjects,top_subject,top_messages")
+    assert [line.split(",")[3:] for line in lines[begin + 1 :]] == [["2", "bills", "100"]] * 3
+    (told,) = (path.read_bytes() for path in tmp_path.rglob("*events*") if path.is_file())
+    assert b'"spark.master":"local[1]"' in told
 
 
 @pytest.mark.parametrize("job", JOBS)
