@@ -36,6 +36,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from functools import wraps
+from threading import get_ident
 from types import TracebackType, coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, TypeVarTuple, overload
 
@@ -59,8 +60,31 @@ class Engine(Protocol):
         """The process that made it."""
 
 
+class Process:
+    """This process. ``pid`` is what os.getpid says, without a call of the system for each message: Python tells each
+    child of a fork.
+    """
+
+    __slots__ = ("pid",)
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Note that this is another process."""
+        self.pid = os.getpid()
+
+
+PROCESS = Process()
+os.register_at_fork(after_in_child=PROCESS.begin)
+
+
 class LoopEngine(Engine, Protocol):
     """The engine of an asynchronous client."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is in the loop that it was made in."""
 
     def check_loop(self) -> None:
         """Raise WrongLoop outside of the loop that it was made in."""
@@ -75,16 +99,23 @@ class OnLoop:
 
     def __init__(self, what: str) -> None:
         """``what`` is made, as errors name it."""
-        self.pid = os.getpid()
+        self.pid = PROCESS.pid
         try:
             self.loop = asyncio.get_running_loop()
         except RuntimeError:
             raise WrongLoop(f"{what} is made inside a running event loop; make it in an `async def`") from None
+        self.ident = get_ident()  # Of the thread that runs the loop.
+        self.is_running = self.loop.is_running
         self._what = what
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is in this loop. asyncio asks the system which process this is, at each call."""
+        return self.ident == get_ident() and self.pid == PROCESS.pid and self.is_running()
 
     def check_loop(self) -> None:
         """Raise WrongLoop outside of the loop that this was made in."""
-        if asyncio._get_running_loop() is not self.loop:
+        if not self.is_here:
             what = f"{self._what} belongs to the event loop that it was made in"
             raise WrongLoop(f"{what}, and nothing was done; make one in each")
 
@@ -135,7 +166,7 @@ class OwnEngine(Generic[Own]):
     def standing(self) -> Own:
         """The engine of this process; the first call in a process makes it. AlreadyClosed after the close."""
         engine = self.engine
-        if engine is not None and engine.pid == os.getpid():
+        if engine is not None and engine.pid == PROCESS.pid:
             return engine
         with self._making:
             if self._closed:
@@ -150,7 +181,7 @@ class OwnEngine(Generic[Own]):
     def here(self) -> Own | None:
         """The engine of this process; None when it has none."""
         engine = self.engine
-        return engine if engine is not None and engine.pid == os.getpid() else None
+        return engine if engine is not None and engine.pid == PROCESS.pid else None
 
     def close(self) -> Own | None:
         """Give no engine from now on; return the one of this process, which the caller closes, if there is one."""
@@ -162,7 +193,7 @@ class OwnEngine(Generic[Own]):
             return engine
 
     def _leave_to_parent(self) -> None:
-        if self.engine is not None and self.engine.pid != os.getpid():
+        if self.engine is not None and self.engine.pid != PROCESS.pid:
             _LEFT_TO_PARENTS.append(self.engine)
 
 
@@ -229,8 +260,7 @@ class AsyncClient(Client[Seat]):
     @property
     def _core(self) -> Seat:
         core = self._own.engine
-        # Written out for speed: a call less for each message. In a child of a fork no loop of the parent runs.
-        if core is None or core.loop is not asyncio._get_running_loop():
+        if core is None or not core.is_here:
             core = self._own.on_this_loop()
         return core
 
@@ -283,7 +313,7 @@ def _end_all() -> None:
     while _open:
         client, _ = _open.popitem()
         # A child leaves alone what it inherited.
-        if client.pid == os.getpid():
+        if client.pid == PROCESS.pid:
             client.end(until)
 
 
@@ -364,7 +394,7 @@ class OnThread(Generic[Seat]):
     """The engine of a blocking client: what it has on a loop, and the thread of that loop."""
 
     def __init__(self, name: str, make: Callable[[LoopThread], Seat]) -> None:
-        self.pid = os.getpid()
+        self.pid = PROCESS.pid
         self.thread = LoopThread(name)
         self.core = self.thread.run(lambda: make(self.thread))
         remember(self)
@@ -414,7 +444,7 @@ class BlockingClient(Client[Seat]):
     def _core(self) -> Seat:
         engine = self._own.engine
         # Written out for speed: a call less for each message.
-        return engine.core if engine is not None and engine.pid == os.getpid() else self._own.standing().core
+        return engine.core if engine is not None and engine.pid == PROCESS.pid else self._own.standing().core
 
     async def _run(self, work: Coroutine[object, object, R], *, ends_with_caller: bool = False) -> R:
         # It blocks the caller's thread.

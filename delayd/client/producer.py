@@ -11,11 +11,11 @@ import asyncio
 import inspect
 import logging
 import threading
-from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
+from threading import get_ident
 from typing import Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
@@ -46,6 +46,7 @@ from delayd.client.asking.walking import (
     window_of,
 )
 from delayd.client.engine import (
+    PROCESS,
     AsyncClient,
     BlockingClient,
     Inbox,
@@ -121,8 +122,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
 
     def _queue(self, row: Single) -> asyncio.Future[Receipt]:
         core = self._own.engine
-        # Written out for speed, as in `_core`.
-        if core is None or core.loop is not _get_running_loop():
+        # `is_here`, written out for speed.
+        if core is None or core.ident != get_ident() or core.pid != PROCESS.pid or not core.is_running():
             core = self._own.on_this_loop()
         return core.queue(row)
 

@@ -31,7 +31,7 @@ from contextvars import ContextVar, copy_context
 from typing import Any, NamedTuple
 
 from delayd.batch.labels import TRACE_HEADER, traceparent, traceparent_of
-from delayd.client.engine import need_real_threads
+from delayd.client.engine import PROCESS, need_real_threads
 from delayd.client.limits import need_listed
 from delayd.client.pulling.consumer import AsyncMessage, Message
 from delayd.client.pulling.message import MessageView
@@ -40,7 +40,6 @@ from delayd.machine.operating import LogLimit
 from delayd.worker.handler import Handler
 from delayd.worker.verdicts import DONE, JobVerdict, Reject, Retry, verdict_of
 
-_PID = os.getpid
 _HEADER = TRACE_HEADER.encode()
 
 current: ContextVar[Job | None] = ContextVar("delayd.worker.job", default=None)
@@ -80,7 +79,7 @@ class Job:
 
 async def work_on(job: Job, handler: Handler, chain: Chain, finish: Finish) -> None:
     """Run middleware and handler; the verdict is in the job then. In a thread this never suspends."""
-    pid = _PID()
+    pid = PROCESS.pid
     current.set(job)
     message = job.given
     begun: list[Hooks] = []
@@ -110,9 +109,9 @@ async def work_on(job: Job, handler: Handler, chain: Chain, finish: Finish) -> N
         job.verdict = verdict_of(error)
         if not isinstance(error, Retry | Reject):
             job.trouble = traceback_of(error)
-        if chain and pid == _PID():
+        if chain and pid == PROCESS.pid:
             await chain.error(message, error, begun, finish)
-    if pid != _PID():
+    if pid != PROCESS.pid:
         _end_child(job.verdict)
 
 

@@ -7,14 +7,22 @@ consumer of its own (rule I2).
 
 from __future__ import annotations
 
-import os
-from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
+from threading import get_ident
 from typing import Self
 
-from delayd.client.engine import AsyncClient, BlockingClient, OnThread, OwnEngine, OwnLoopEngine, blocking, form_of
+from delayd.client.engine import (
+    PROCESS,
+    AsyncClient,
+    BlockingClient,
+    OnThread,
+    OwnEngine,
+    OwnLoopEngine,
+    blocking,
+    form_of,
+)
 from delayd.client.instants import clock_at, monotonic_s
 from delayd.client.limits import need_bool, need_listed, need_timedelta
 from delayd.client.pulling.acks import ACK, Handles, Word, extended, rejected
@@ -100,8 +108,8 @@ class AsyncConsumer(Consumes, AsyncClient[ConsumerCore["AsyncMessageBatch"]]):
         close.
         """
         core = self._own.engine
-        # Written out for speed: a call less for each message. In a child of a fork no loop of the parent runs.
-        if core is None or core.loop is not _get_running_loop():
+        # `is_here`, written out for speed: a call less for each message.
+        if core is None or core.ident != get_ident() or core.pid != PROCESS.pid or not core.is_running():
             try:
                 core = self._own.on_this_loop()
             except AlreadyClosed:
@@ -380,7 +388,7 @@ class Consumer(Consumes, BlockingClient[ConsumerCore["MessageBatch"]]):
         """
         seat = self._own.engine
         # Written out for speed: a call less for each message.
-        if seat is None or seat.pid != os.getpid():
+        if seat is None or seat.pid != PROCESS.pid:
             try:
                 seat = self._own.standing()
             except AlreadyClosed:

@@ -98,3 +98,20 @@ def test_a_client_belongs_to_its_loop(address: str) -> None:
         delayd.AsyncProducer(address)
     with pytest.raises(delayd.errors.WrongLoop):
         delayd.AsyncConsumer(address, "s", "g")
+
+
+def test_a_client_of_a_loop_that_has_ended_is_refused_in_the_next_one(address: str, subject: str) -> None:
+    async def first() -> tuple[delayd.AsyncProducer, delayd.AsyncConsumer]:
+        producer = delayd.AsyncProducer(address)
+        await producer.send(subject, b"1", delay=AT_ONCE)
+        consumer = delayd.AsyncConsumer(address, subject, "g")
+        await (await anext(consumer)).ack()
+        return producer, consumer
+
+    async def second(producer: delayd.AsyncProducer, consumer: delayd.AsyncConsumer) -> None:
+        with pytest.raises(delayd.errors.WrongLoop):
+            producer.send(subject, b"1", delay=AT_ONCE)
+        with pytest.raises(delayd.errors.WrongLoop):
+            await anext(consumer)
+
+    asyncio.run(second(*asyncio.run(first())))

@@ -21,11 +21,9 @@ from freezegun import freeze_time
 import delayd
 from delayd import AsyncConsumer, AsyncProducer, Consumer, Producer
 from delayd.client.engine import EXIT_S
-from delayd.errors import (
-    AlreadyClosed,
-    DelaydError,
-)
-from tests.unit.client.world import PAST_MS, THREADS_AT_A_FORK, World, add_messages, fork, world_aside
+from delayd.errors import AlreadyClosed, DelaydError, WrongLoop
+from tests.unit.client.core_server import SUBJECT
+from tests.unit.client.world import PAST_MS, THREADS_AT_A_FORK, World, add_messages, fork, on_loop, world_aside
 from tests.waiting import DEADLINE_S, wait_until
 
 # Forks with a producer that is connected; the child ends as any program does, the parent goes on.
@@ -239,6 +237,24 @@ def test_rule_I2_after_a_fork_parent_and_child_have_connections_of_their_own(
             assert after[0] == before[0] + 1 and sum(after) == sum(before) + 2
             do(partial(use, client))
             assert on_servers(partial(connected, world)) == after
+
+
+def test_rule_I2_a_child_that_is_forked_in_the_loop_of_a_client_is_not_in_that_loop() -> None:
+    async def scenario(world: World) -> None:
+        async with AsyncProducer(world.address) as producer, AsyncConsumer(world.address, SUBJECT, "g") as consumer:
+            add_messages(world, 2)
+            await (await anext(consumer)).ack()
+            await producer.send("a", b"x", deliver_at_ms=PAST_MS)
+
+            def work() -> None:
+                with pytest.raises(WrongLoop):
+                    producer.send("a", b"x", deliver_at_ms=PAST_MS)
+                with pytest.raises(WrongLoop):
+                    consumer.__anext__().send(None)
+
+            assert in_child(work) == 0
+
+    on_loop(scenario)
 
 
 @of_each_client
