@@ -14,6 +14,7 @@ Invariant: a program is imported when it is called, never before, so ``delayd se
 Spark.
 """
 
+import os
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from cli.listing import Cell
     from cli.main import Programs, ServerConfig, SparkAudit, SparkJob
     from delayd.reading.books import AuditReport
+
+# Nothing here multiplies matrices. numpy's library for that begins a thread for each core, and all of them look for
+# work for a while, just when a server starts.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _EXIT_NOT_INSTALLED = 1
 _SPARK_DISTRIBUTIONS = ("pyspark", "pandas", "pyarrow")  # The distributions that the extra `spark` installs.
