@@ -55,7 +55,7 @@ kernel: $(STAMP)
 asan: $(STAMP)
 	CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=undefined" PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
-		$(BIN)/python -m pytest -p no:cacheprovider tests/unit/test_kernel.py
+		$(BIN)/python -m pytest -p no:cacheprovider tests/unit/test_kernel.py tests/unit/test_lane.py tests/unit/log/test_log_write.py
 
 bench: $(STAMP)
 	$(BIN)/python -m bench

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import os
 from collections.abc import Callable
 
@@ -72,13 +73,12 @@ class MetaService:
     def __init__(
         self, config: MetaConfig, fail: Callable[[BaseException], None], machine: Machine = REAL_MACHINE
     ) -> None:
-        loop = asyncio.get_running_loop()
         self._config = config
         self._machine = machine
         self._fail = fail
         self._clock = machine.clock()
         self._started_at_ms = self._clock.now_ms()
-        self._executor = machine.executor("meta-state", loop.call_soon_threadsafe)
+        self._executor = machine.executor("meta-state", operator.call)
         self._disk = machine.disk()
         self._server = Server(self, limits=META_LIMITS, unheard=self.look)
         self._lock: Lock | None = None

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from delayd.batch.batch import Batch
 from delayd.batch.columns import DispatchPart, padded
 from delayd.errors import DataError, DiskFull, DiskReserve, ServerStopped
-from delayd.log.committer import Committer, Written
+from delayd.log.committer import Committer
 from delayd.log.control import HelloHeard, Known, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
-from delayd.log.log import Log
+from delayd.log.log import Log, LogWrite, Written
 from delayd.log.pull import PullEntry, encode_entries
 from delayd.machine.alarms import FULL_AGAIN_MS, Alarms
 from delayd.machine.clock import Clock
@@ -99,7 +99,7 @@ class GroupCommit(Committer[Commit, Written]):
 
     def __init__(self, recovered: "Recovered", executor: Executor, alarms: Alarms, *, ahead: bool) -> None:
         message_log = recovered.message_log
-        super().__init__("message log", executor, alarms.clock, message_log.flush)
+        super().__init__("message log", executor, alarms.clock)
         self._again = alarms.alarm(self.retry)
         self.on_written: Callable[[Commit], None] = lambda commit: None
         self.on_durable: Callable[[Commit], None] = lambda commit: None
@@ -178,9 +178,9 @@ class GroupCommit(Committer[Commit, Written]):
         stamps = (self._appended_at_ms, self._next_sequence)
         return Commit(greetings, frames, groups, members, *stamps, notes)
 
-    def _write(self, group: Commit) -> Written:
-        offsets = self._log.append(group.groups, group.appended_at_ms)
-        return Written(offsets, self._log.end, self._log.crc32c)
+    def _jobs(self, group: Commit) -> tuple[LogWrite, LogWrite]:
+        write = LogWrite(self._log, group.groups, group.appended_at_ms, sync=False)
+        return write, LogWrite(self._log, (), group.appended_at_ms, sync=True, behind=write)
 
     def _no_space(self, group: Commit, error: DiskFull) -> Commit:
         # The frames wait, neither taken nor refused.
@@ -208,7 +208,7 @@ class GroupCommit(Committer[Commit, Written]):
             self._waiting.popleft()[1]()
 
 
-class PullCommit(Committer[list[tuple[int, Callable[[], None]]], None]):
+class PullCommit(Committer[list[tuple[int, Callable[[], None]]], Written]):
     """The one writer of the pull log; belongs to the loop, which appends: only the fsync runs beside it."""
 
     def __init__(self, executor: Executor, clock: Clock, epoch: int, messages: GroupCommit) -> None:
@@ -264,10 +264,10 @@ class PullCommit(Committer[list[tuple[int, Callable[[], None]]], None]):
         waiting, self._waiting = self._waiting, []
         return waiting or None
 
-    def _write(self, group: list[tuple[int, Callable[[], None]]]) -> None:
-        self._log.flush()
+    def _jobs(self, group: list[tuple[int, Callable[[], None]]]) -> tuple[LogWrite, None]:
+        return LogWrite(self._log, (), self._appended_at_ms, sync=True), None
 
-    def _durable(self, group: list[tuple[int, Callable[[], None]]], written: None) -> None:
+    def _durable(self, group: list[tuple[int, Callable[[], None]]], written: Written) -> None:
         for end, callback in group:
             self._messages.when_durable(end, callback)
 

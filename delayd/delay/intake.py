@@ -31,11 +31,11 @@ from delayd.errors import (
     Stopping,
 )
 from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
-from delayd.log.committer import Committer, Written, write_groups
+from delayd.log.committer import Committer
 from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.hour import RESTORED_STEP, Skipped
-from delayd.log.log import Log
+from delayd.log.log import Log, LogWrite, Written
 from delayd.machine.clock import JUMP_MS
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
@@ -528,8 +528,8 @@ class Intake(Committer[_Commit, Written]):
             self.commit()
         return _Commit(group, decided, controls, begin, skip, asked, self.next_sequence)
 
-    def _write(self, group: _Commit) -> Written:
-        return write_groups(self._log, group.groups(self._epoch), group.group.appended_at_ms)
+    def _jobs(self, group: _Commit) -> tuple[LogWrite, None]:
+        return LogWrite(self._log, group.groups(self._epoch), group.group.appended_at_ms, sync=True), None
 
     def _decide_on(self, done: Done[None]) -> None:
         done.result()

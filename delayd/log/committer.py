@@ -15,7 +15,7 @@ thread, then A is told, so that the disk and the loop work at the same time. At 
 B and C finds no space, the log is cut back to the end of A, neither of them is told anything, and D, which arrives
 meanwhile, waits behind them. A second later the same group is written again.
 
-A log whose subclass names a ``sync`` has two ends, a written one and a durable one. The thread writes a group, tells
+A log whose fsync is a job of its own has two ends, a written one and a durable one. The thread writes a group, tells
 the loop, and goes on to the fsync without waiting for the loop: in the example A is written at 0.1 ms, and durable at
 4. Both ends run on the thread, so a disk on which a write takes long never stops the loop.
 
@@ -26,13 +26,11 @@ Invariants: one group is under way at a time; nothing is told before the fsync o
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from delayd.errors import DataError, DiskFull, ServerStopped, Shortage
-from delayd.log.group import NewGroup
-from delayd.log.log import Log
 from delayd.machine.clock import Clock
 from delayd.machine.executor import Done, Executor
 
@@ -40,21 +38,6 @@ G = TypeVar("G")
 W = TypeVar("W")
 
 log = logging.getLogger(__name__)
-
-
-class Written(NamedTuple):
-    """Durable groups of a log: their offsets, and the end of the log behind them with its checksum."""
-
-    offsets: list[int]
-    end: int
-    crc32c: int
-
-
-def write_groups(to: Log, groups: Sequence[NewGroup], now_ms: int) -> Written:
-    """Append groups to a log and fsync it; runs on the thread of the log. Raises as `Log.append` and `Log.flush` do."""
-    offsets = to.append(groups, now_ms)
-    to.flush()
-    return Written(offsets, to.end, to.crc32c)
 
 
 class Committer(ABC, Generic[G, W]):
@@ -65,12 +48,11 @@ class Committer(ABC, Generic[G, W]):
     executor nothing is told any more.
     """
 
-    def __init__(self, name: str, executor: Executor, clock: Clock, sync: Callable[[], None] | None = None) -> None:
+    def __init__(self, name: str, executor: Executor, clock: Clock) -> None:
         self.on_failure: Callable[[BaseException], None] = _raise  # Called with the error that ends the server.
         self._name = name
         self._executor = executor
         self._clock = clock
-        self._sync = sync  # Fsyncs what `_write` has appended; None: `_write` does that, too.
         self._busy = False  # Whether a group is being closed or written, or waits for space.
         self._asked = False  # Whether something waits that `_close` has not seen.
         self._under_way: G | None = None
@@ -84,13 +66,13 @@ class Committer(ABC, Generic[G, W]):
         """Make a group of what waits; None: there is nothing to write now. For what does not fit call `commit`."""
 
     @abstractmethod
-    def _write(self, group: G) -> W:
-        """Append a group, or leave nothing of it in the log; runs on the executor. Without a ``sync`` it is durable on
-        return.
+    def _jobs(self, group: G) -> tuple[Callable[[], W], Callable[[], object] | None]:
+        """The job that appends a group, or leaves nothing of it in the log, and the one that fsyncs it; None: the first
+        one does that, too.
         """
 
     def _written(self, group: G, written: W) -> None:
-        """A group is written and not durable yet; called only for a log with a ``sync``."""
+        """A group is written and not durable yet; called only where an fsync has a job of its own."""
 
     def _note(self, group: G, written: W) -> None:
         """Let a durable group take effect, as far as the next one must be closed with it."""
@@ -121,11 +103,13 @@ class Committer(ABC, Generic[G, W]):
             group = self._under_way = self._close()
         if group is None:
             self._busy = False
-        elif self._sync is None:
-            self._executor.submit(partial(self._write, group), partial(self._finished, group))
+            return
+        write, sync = self._jobs(group)
+        if sync is None:
+            self._executor.submit(write, partial(self._finished, group))
         else:
-            self._executor.submit(partial(self._write, group), partial(self._wrote, group))
-            self._executor.submit(self._sync, self._synced)
+            self._executor.submit(write, partial(self._wrote, group))
+            self._executor.submit(sync, self._synced)
 
     def retry(self) -> None:
         """Write the group again that found no space."""
@@ -142,7 +126,7 @@ class Committer(ABC, Generic[G, W]):
             self._unsynced = (group, done)
             self._written(group, written)
 
-    def _synced(self, done: Done[None]) -> None:
+    def _synced(self, done: Done[object]) -> None:
         unsynced, self._unsynced = self._unsynced, None
         try:
             done.result()

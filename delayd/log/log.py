@@ -22,12 +22,13 @@ from functools import partial
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
-from delayd.errors import DamagedData, DataError, Shortage, read_error
+from delayd.errors import DamagedData, DataError, ServerStopped, Shortage, read_error
 from delayd.log.group import CommitGroup, GroupHeader, NewGroup
 from delayd.log.segment import (
     Confirmed,
     FileHeader,
     FileKind,
+    Prepared,
     Segment,
     UnfinishedFile,
     Visit,
@@ -36,13 +37,16 @@ from delayd.log.segment import (
     open_segment,
 )
 from delayd.machine.alarms import LOOK_MS, Alarms
-from delayd.machine.disk import Disk, list_named
-from delayd.machine.executor import Done, Executor, Priority
+from delayd.machine.disk import Disk, RealFile, list_named
+from delayd.machine.executor import DiskWork, Done, Executor, Priority
+from delayd.machine.lane import Call
 
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 256 << 20  # Small enough that retention frees space often, large enough that rolls are rare.
 NAME_DIGITS = 20
+# A larger group is no call of a lane: the loop would be held up by its checksum, which the thread computes otherwise.
+CALL_BYTES_MAX = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +319,75 @@ class Log:
         new.file.keep_open(True)
         self._segments = [*self._segments, new]
         last.file.keep_open(False)
+
+
+class Written(NamedTuple):
+    """What a `LogWrite` has done: the offsets of its groups, and the end of the log behind them with its checksum."""
+
+    offsets: Sequence[int]
+    end: int
+    crc32c: int
+
+
+class LogWrite(DiskWork[Written]):
+    """An append of groups to a log, an fsync of it, or both, for the thread that appends (rules L1, L3).
+
+    Called, it does what `Log.append` and `Log.flush` do, and raises what they raise. As calls of a lane it writes the
+    same bytes at the same place. When these find no space, or another error, the append is called after all: it writes
+    the bytes once more, or cuts them back. An fsync that failed is never done again.
+    """
+
+    def __init__(
+        self, to: Log, groups: Sequence[NewGroup], now_ms: int, *, sync: bool, behind: LogWrite | None = None
+    ) -> None:
+        self._log, self._groups, self._now_ms, self._sync = to, groups, now_ms, sync
+        self._behind = behind  # The append that an fsync makes durable, if that has not ended when this one begins.
+        self._segment: Segment
+        self._file: RealFile
+        self._prepared: Prepared
+
+    def __call__(self) -> Written:
+        """Append, fsync, or both; raises as `Log.append` and `Log.flush` do."""
+        offsets = self._log.append(self._groups, self._now_ms) if self._groups else []
+        if self._sync:
+            self._log.flush()
+        return Written(offsets, self._log.end, self._log.crc32c)
+
+    def begin(self) -> Call | None:
+        """Make the bytes; None for large groups, a full segment, a file in memory, or a log that can't be written."""
+        segment = self._log.segments[-1]
+        file = segment.file.real()
+        size = sum([sum(map(len, group.batches)) for group in self._groups])
+        rolls = self._groups and segment.end - segment.base_offset >= self._log.place.segment_bytes
+        if file is None or rolls or size > CALL_BYTES_MAX:
+            return None
+        try:
+            prepared = segment.prepare(self._groups)
+            descriptor = file.lend(change=bool(self._groups))
+        except (ServerStopped, DataError):
+            return None  # The call raises it, too, and its caller hears of it.
+        if self._behind is not None:
+            prepared = self._behind._prepared
+        self._segment, self._file, self._prepared = segment, file, prepared
+        return Call(descriptor, prepared.buffers if self._groups else [], prepared.position, self._sync)
+
+    def end(self, outcome: int) -> Done[Written] | None:
+        """Note the end of the log; None: nothing of the groups counts."""
+        if outcome > 0:
+            self._file.take_back(synced=False)
+            return None
+        prepared = self._prepared
+        if self._groups:
+            self._segment.grow(prepared)
+        take_back = partial(self._file.take_back, synced=self._sync, number=-outcome)
+        try:
+            if self._sync:
+                self._segment.flush(take_back, prepared.end)
+            else:
+                take_back()
+        except ServerStopped as error:
+            return Done(error)
+        return Done((Written(prepared.offsets, prepared.end, prepared.crc32c),))
 
 
 def _base_offset(segment: Segment) -> int:

@@ -33,7 +33,7 @@ from delayd.log.group import (
     verify_chain,
     verify_group,
 )
-from delayd.machine.disk import Disk, File, open_named
+from delayd.machine.disk import Disk, File, RealFile, open_named
 from delayd.machine.open_files import REMOVED, REPLACED
 
 FILE_MAGIC = b"delaydlg"
@@ -91,6 +91,16 @@ class UnfinishedFile(Exception):
     """A file of at most a header, which does not check: its creation did not finish."""
 
 
+class Prepared(NamedTuple):
+    """Groups for the end of a segment: their bytes, where these go, and the offsets and the end that come of them."""
+
+    buffers: list[Buffer]
+    position: int
+    offsets: list[int]
+    end: int
+    crc32c: int
+
+
 class Segment:
     """An open file of groups. ``end`` and ``durable`` are offsets in the log; ``crc32c`` is of the last group.
 
@@ -140,6 +150,19 @@ class Segment:
             DiskFull, OSError: nothing was appended; bytes that were written are cut off again, durably.
             ServerStopped: they could not be cut off.
         """
+        prepared = self.prepare(groups)
+        try:
+            self.file.pwritev(prepared.buffers, prepared.position)
+        except (Shortage, DamagedData):
+            raise  # There is nothing to cut back.
+        except (OSError, DataError) as error:
+            self._cut_back(error)
+            raise
+        self.grow(prepared)
+        return prepared.offsets
+
+    def prepare(self, groups: Sequence[NewGroup]) -> Prepared:
+        """Make the bytes of groups at the end; ServerStopped after a failure. `grow` follows once they are written."""
         self._check_usable()
         end, crc, offsets = self.end, self.crc32c, []
         buffers: list[Buffer] = [self.header.encode()] if self._bare else []
@@ -151,22 +174,21 @@ class Segment:
             buffers.append(header)
             buffers.extend(group.batches)
             end += len(header) + sum(sizes)
-        try:
-            self.file.pwritev(buffers, position)
-        except (Shortage, DamagedData):
-            raise  # There is nothing to cut back.
-        except (OSError, DataError) as error:
-            self._cut_back(error)
-            raise
-        self.end, self.crc32c, self._bare = end, crc, False
-        return offsets
+        return Prepared(buffers, position, offsets, end, crc)
 
-    def flush(self) -> None:
-        """Fsync what was appended; SyncFailed when the disk refuses, and then the server must stop."""
+    def grow(self, written: Prepared) -> None:
+        """Let the file end behind groups that are written."""
+        self.end, self.crc32c, self._bare = written.end, written.crc32c, False
+
+    def flush(self, judge: Callable[[], None] | None = None, end: int | None = None) -> None:
+        """Fsync what was appended; SyncFailed when the disk refuses, and then the server must stop.
+
+        A `Lane` may have done the fsync, of what was appended up to ``end``: then ``judge`` raises if that has failed.
+        """
         self._check_usable()
-        end = self.end
+        end = self.end if end is None else end
         try:
-            self.file.sync()
+            (judge or self.file.sync)()
         except SyncFailed:
             # The kernel has dropped the dirty pages: a second sync would succeed and mean nothing.
             self._broken = True
@@ -383,6 +405,7 @@ class Segment:
             return 0
 
     def _check_usable(self) -> None:
+        """Raise ServerStopped after a failure behind which nothing may be written."""
         if self._broken:
             raise ServerStopped(f"an earlier write to {self.path} failed; check the disk, then start the server again")
 
@@ -438,6 +461,9 @@ class LostFile:
 
     def close(self) -> None:
         """Do nothing: no file is open."""
+
+    def real(self) -> RealFile | None:
+        """There is none."""
 
     def _error(self) -> DamagedData:
         # The traceback is cleared, because it would grow with each raise of the same error.

@@ -3,6 +3,7 @@
     clock       the time by which servers fire and stamp
     alarms      what parts do by the clock: they say when, and the shell asks how long it may sleep
     executor    pure work beside the loop
+    lane        what the loop asks of the thread of an executor, and system calls without the interpreter's lock
     disk        reads, writes and syncs
     open_files  the descriptors of a disk: a bounded number serves any number of files
     state       a small durable map of keys to values, with the decisions of operators

@@ -27,11 +27,11 @@ from delayd.errors import (
     SyncFailed,
     read_error,
 )
+from delayd.machine.lane import write_all
 from delayd.machine.open_files import OpenFile, OpenFiles
 
 Buffer = bytes | bytearray | memoryview
 
-BUFFERS_MAX = 1024  # IOV_MAX of Linux: more buffers in one pwritev are refused.
 SYNCFS_REPORTS_SINCE = (5, 8)  # Before this kernel version syncfs returned success even if writes had failed.
 FILE_MODE = 0o644
 LOCK_BYTES_MAX = 200
@@ -68,6 +68,9 @@ class File(Protocol):
 
     def keep_open(self, kept: bool) -> None:
         """Keep the descriptor, so that a removed file can still be read, or let it go while other files are used."""
+
+    def real(self) -> RealFile | None:
+        """The operating system's file that this is, for a `Lane`; None for any other."""
 
     def close(self) -> None:
         """Give the descriptor back; a second close does nothing. Sync first (rule L4)."""
@@ -169,6 +172,10 @@ class NamedReads:
     def keep_open(self, kept: bool) -> None:
         """See File."""
         self._file.keep_open(kept)
+
+    def real(self) -> RealFile | None:
+        """See File."""
+        return self._file.real()
 
     def close(self) -> None:
         """See File."""
@@ -465,9 +472,7 @@ class RealFile:
         with _named_errors(self._path):
             descriptor = self._take_for_change()
             try:
-                for start in range(0, len(buffers), BUFFERS_MAX):
-                    part = buffers[start : start + BUFFERS_MAX]
-                    position += self._write_all(descriptor, part, position)
+                write_all(descriptor, buffers, position)
             finally:
                 self._files.give(self._file)
 
@@ -482,6 +487,34 @@ class RealFile:
             raise self._latch.failed(self._path, error) from error
         finally:
             self._files.give(self._file)
+
+    def lend(self, *, change: bool) -> int:
+        """Lend the descriptor to a `Lane`, until `take_back`, for a ``change``, a sync or both.
+
+        Raises:
+            SyncFailed: a sync has failed before.
+            DamagedData, Shortage: see `File`.
+        """
+        self._latch.check(self._path)
+        return self._take_for_change() if change else self._files.take(self._file)
+
+    def take_back(self, *, synced: bool, number: int = 0) -> None:
+        """End a loan: the descriptor was ``synced``, which failed if there is a ``number`` of an error.
+
+        Raises:
+            SyncFailed: the sync failed, or another one meanwhile.
+        """
+        self._files.give(self._file)
+        if not synced:
+            return
+        if number:
+            raise self._latch.failed(self._path, OSError(number, os.strerror(number), self._path))
+        self._latch.check(self._path)
+        self._file.unsynced = False
+
+    def real(self) -> RealFile | None:
+        """See the port."""
+        return self
 
     def truncate(self, size: int) -> None:
         """See the port."""
@@ -512,16 +545,6 @@ class RealFile:
         self._file.unsynced = True
         return descriptor
 
-    def _write_all(self, descriptor: int, buffers: Sequence[Buffer], position: int) -> int:
-        total = sum([_size(buffer) for buffer in buffers])
-        written = os.pwritev(descriptor, buffers, position)
-        while written < total:
-            count = os.pwritev(descriptor, _rest(buffers, written), position + written)
-            if count == 0:
-                raise OSError(errno.EIO, "a write made no progress", self._path)
-            written += count
-        return total
-
 
 class RealLock:
     """The descriptor that holds the flock."""
@@ -536,23 +559,6 @@ class RealLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def _size(buffer: Buffer) -> int:
-    # The length of a view counts items, not bytes; for plain bytes making a view would cost more than asking their
-    # length.
-    return len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
-
-
-def _rest(buffers: Sequence[Buffer], skip: int) -> list[Buffer]:
-    rest: list[Buffer] = []
-    for buffer in buffers:
-        size = _size(buffer)
-        if skip < size:
-            # Copied, because a view of wider items can't be cut at any byte; a partial write is rare.
-            rest.append(memoryview(buffer).tobytes()[skip:] if skip else buffer)
-        skip = max(0, skip - size)
-    return rest
 
 
 @contextmanager

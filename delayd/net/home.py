@@ -81,7 +81,7 @@ class Home:
         self.clock = machine.clock(_evidence(_last_checkpoint(self.disk, config.folder)))
         self._loop = asyncio.get_running_loop()
         self._after_job = after_job
-        self.executors = [machine.executor(f"{config.role}-{name}", self._post) for name in threads]
+        self.executors = [machine.executor(f"{config.role}-{name}", self._called) for name in threads]
         self._intervals: dict[str, timedelta] = {}
         self._looks: Ticks | None = None
         self._stopping = False
@@ -158,11 +158,8 @@ class Home:
             if job is not None and job.next_run_time > now + interval:
                 job.modify(next_run_time=now)
 
-    def _post(self, done: Callable[[], object]) -> None:
-        """Have a callback of an executor called on the loop."""
-        self._loop.call_soon_threadsafe(self._called, done)
-
     def _called(self, done: Callable[[], object]) -> None:
+        """Call what an executor has to tell."""
         if not self._closed:
             done()
             self._after_job()

@@ -27,7 +27,7 @@ from delayd.errors import BadSetting, DataError
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, kind_of_file
 from delayd.machine.clock import ClockEvidence, JudgedClock, SystemClock
 from delayd.machine.disk import Disk, RealDisk, list_named, open_named
-from delayd.machine.executor import Executor, Post, ThreadExecutor
+from delayd.machine.executor import Executor, Tell, ThreadExecutor
 from delayd.machine.identity import place_of
 from delayd.machine.state import LmdbState, State, StateCopy
 from delayd.secret import Secret, open_secret
@@ -76,8 +76,8 @@ class Machine(Protocol):
     def clock(self, previous: ClockEvidence | None = None) -> JudgedClock:
         """A clock, judged by the evidence that the last life left."""
 
-    def executor(self, name: str, post: Post) -> OwnExecutor:
-        """An executor whose results are given to ``post``."""
+    def executor(self, name: str, tell: Tell) -> OwnExecutor:
+        """An executor whose results are given to ``tell``, on the running loop."""
 
     def secret(self, config: Config) -> Secret:
         """The cluster's secret; raises what `open_secret` raises."""
@@ -108,9 +108,9 @@ class RealMachine:
         """See Machine."""
         return SystemClock(previous)
 
-    def executor(self, name: str, post: Post) -> OwnExecutor:
+    def executor(self, name: str, tell: Tell) -> OwnExecutor:
         """See Machine."""
-        return ThreadExecutor(name, post)
+        return ThreadExecutor(name, asyncio.get_running_loop(), tell)
 
     def secret(self, config: Config) -> Secret:
         """See Machine."""

@@ -19,7 +19,7 @@ from delayd.client.limits import check_subject
 from delayd.embedded import Embedded
 from delayd.errors import AlreadyClosed, BadRequest
 from delayd.machine.clock import ClockEvidence, JudgedClock
-from delayd.machine.executor import Done, Post, Priority
+from delayd.machine.executor import Done, Priority, Tell
 from delayd.machine.state import StateCopy
 from delayd.net.machine import Config
 from delayd.reading.find import FileFinder, FoundRow, Search, WantedMessages
@@ -154,7 +154,7 @@ class BrokerMachine:
         """See Machine."""
         return JudgedClock(self._clock.time.sources(), previous)
 
-    def executor(self, name: str, post: Post) -> LoopExecutor:
+    def executor(self, name: str, tell: Tell) -> LoopExecutor:
         """See Machine."""
         return LoopExecutor()
 

@@ -396,6 +396,9 @@ class MemoryFile:
     def keep_open(self, kept: bool) -> None:
         """A file in memory takes no descriptor."""
 
+    def real(self) -> None:
+        """It is none of the operating system's."""
+
     def close(self) -> None:
         """Noted when it could write and the file is dirty."""
         if not self._closed and self._writable and self._inode.pending:

@@ -104,4 +104,7 @@ PyObject *pack_columns(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 PyObject *pick_rows(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 void make_factors(void);
 
+/* Put the type `lane` into the module; -1 with an error. */
+int add_lane(PyObject *module);
+
 #endif

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
+from delayd.machine import executor
 from delayd.machine.executor import Done, Executor, Priority, ThreadExecutor
 from delayd.testing.executor import StepExecutor
+from tests.compiled import build_kernel, load_kernel
 from tests.waiting import DEADLINE_S
-from tests.worlds.executor import InlineExecutor
+from tests.worlds.executor import InlineExecutor, ReaderLoop
 
 
 class Rig:
     """An executor with what stands for its loop: `settle` runs what was handed back until ``count`` jobs are done."""
 
     def __init__(self, kind: str) -> None:
-        self.loop: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.loop = ReaderLoop()
         self.finished: list[Done[object]] = []
-        self._thread = ThreadExecutor("worker", self.loop.put) if kind == "thread" else None
+        self._thread = ThreadExecutor("worker", self.loop, operator.call) if kind in LANES else None
         self._step = StepExecutor() if kind == "step" else None
         self.executor: Executor = self._thread or self._step or InlineExecutor()
 
@@ -31,7 +35,7 @@ class Rig:
         if self._step is not None:
             self._step.run_all()
         while self._thread is not None and len(self.finished) < count:
-            self.loop.get(timeout=DEADLINE_S)()
+            assert self.loop.run_once(DEADLINE_S)
         assert len(self.finished) == count
 
     def close(self) -> None:
@@ -39,8 +43,18 @@ class Rig:
             self._thread.close()
 
 
-@pytest.fixture(params=["thread", "inline", "step"])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+LANES = ("thread", "compiled thread")
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_kernel(tmp_path_factory.mktemp("kernel"))
+
+
+@pytest.fixture(params=[*LANES, "inline", "step"])
+def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    if request.param == "compiled thread":
+        monkeypatch.setattr(executor, "lane", load_kernel(request.getfixturevalue("kernel")).lane)
     made = Rig(request.param)
     yield made
     made.close()

@@ -97,5 +97,8 @@ class _ReadFaultFile:
     def keep_open(self, kept: bool) -> None:
         self._file.keep_open(kept)
 
+    def real(self) -> None:
+        """Its reads go through this object, and so do its writes."""
+
     def close(self) -> None:
         self._file.close()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 
 import pytest
 
@@ -13,7 +12,7 @@ from delayd.machine.executor import Abandoned, Done, Priority, ThreadExecutor
 from delayd.testing.disk import Crash
 from delayd.testing.executor import StepExecutor
 from tests.waiting import DEADLINE_S
-from tests.worlds.executor import InlineExecutor
+from tests.worlds.executor import InlineExecutor, ReaderLoop
 
 
 def crash() -> None:
@@ -21,15 +20,19 @@ def crash() -> None:
 
 
 def test_close_ends_the_job_that_runs_at_its_next_piece_drops_the_others_and_ends_the_thread() -> None:
-    loop: SimpleQueue[Callable[[], object]] = SimpleQueue()
+    loop = ReaderLoop()
     finished: list[Done[int]] = []
-    executor = ThreadExecutor("closing", loop.put)
-    began, others = threading.Event(), list[int]()
+    executor = ThreadExecutor("closing", loop, operator.call)
+    began, others, abandoned = threading.Event(), list[int](), list[bool]()
 
     def endless() -> int:
         while True:
             began.set()
-            executor.give_way()
+            try:
+                executor.give_way()
+            except Abandoned:
+                abandoned.append(True)
+                raise
 
     executor.submit(endless, finished.append)
     assert began.wait(DEADLINE_S)
@@ -38,22 +41,19 @@ def test_close_ends_the_job_that_runs_at_its_next_piece_drops_the_others_and_end
     executor.close()
     executor.close()
     assert "closing" not in [thread.name for thread in threading.enumerate()]
-    assert loop.qsize() == 1 and not others
-    loop.get()()
-    with pytest.raises(Abandoned):
-        finished[0].result()
+    assert abandoned == [True] and not (others or finished)
     with pytest.raises(RuntimeError, match="closing is closed"):
         executor.submit(int, finished.append)
 
 
 def test_nothing_that_a_job_raises_ends_the_thread() -> None:
-    loop: SimpleQueue[Callable[[], object]] = SimpleQueue()
+    loop = ReaderLoop()
     finished: list[Done[object]] = []
-    executor = ThreadExecutor("worker", loop.put)
+    executor = ThreadExecutor("worker", loop, operator.call)
     executor.submit(crash, finished.append)
     executor.submit(lambda: "next", finished.append)
-    for _ in range(2):
-        loop.get(timeout=DEADLINE_S)()
+    while len(finished) < 2:
+        assert loop.run_once(DEADLINE_S)
     executor.close()
     with pytest.raises(Crash):
         finished[0].result()

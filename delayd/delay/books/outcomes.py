@@ -266,6 +266,9 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         for hour, error in done.result().items():
             self.on_damaged(hour, error)
 
+    def _jobs(self, group: _Flush) -> tuple[Callable[[], Flushed], None]:
+        return partial(self._write, group), None
+
     def _write(self, group: _Flush) -> Flushed:
         """Append and fsync hour by hour."""
         by_hour: defaultdict[int, list[NewPart]] = defaultdict(list)

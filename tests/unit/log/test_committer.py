@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
 from delayd.errors import DiskFull, ServerStopped, Shortage, SyncFailed
@@ -36,6 +39,9 @@ class Letters(Committer[str, str]):
         if self.waiting:
             self.commit()
         return group or None
+
+    def _jobs(self, group: str) -> tuple[Callable[[], str], Callable[[], object] | None]:
+        return partial(self._write, group), None
 
     def _write(self, group: str) -> str:
         if self.fails is not None:
@@ -111,7 +117,6 @@ class Two(Letters):
 
     def __init__(self, thread: Executor) -> None:
         super().__init__(thread)
-        self._sync = self._fsync
         self.fails_to_sync: Exception | None = None
         self.written: list[str] = []
         self.synced = 0
@@ -119,6 +124,9 @@ class Two(Letters):
     def _written(self, group: str, written: str) -> None:
         assert self.on_disk[len(self.written)] == group and written not in self.told
         self.written.append(written)
+
+    def _jobs(self, group: str) -> tuple[Callable[[], str], Callable[[], object] | None]:
+        return partial(self._write, group), self._fsync
 
     def _fsync(self) -> None:
         if self.fails_to_sync is not None:
