@@ -39,6 +39,7 @@ from delayd.reading.findings import (
     write_acceptance,
 )
 from delayd.reading.fleet import audit_fleet
+from delayd.reading.proved import encode_proved, proved_hours, read_proved
 from delayd.reading.seals import (
     Compared,
     SealReport,
@@ -231,6 +232,13 @@ _places_options = bundle(
     metavar="HOUR",
     help="Audit this hour, and keep a signed note that an operator has looked into its findings and accepts them.",
 )
+@click.option(
+    "--proved",
+    "proved_path",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Leave out sealed hours that FILE calls proved by an earlier audit, and add those that this one proves.",
+)
 @click.option("--by", metavar="NAME", help="Who accepts them.")
 @click.option("--reason", metavar="TEXT", help="Why they are accepted.")
 @yes_option
@@ -245,6 +253,7 @@ def audit(
     secret_file: str | None,
     form: str,
     accepted_hour: int | None,
+    proved_path: str | None,
     by: str | None,
     reason: str | None,
     yes: bool,
@@ -265,6 +274,9 @@ def audit(
     --report writes a page for people: the verdict first, findings by cause, charts, seals, and a line for a signature.
     It needs nothing but a browser, and a file of that name is replaced.
 
+    With --proved each sealed hour is read once: it is left out while its seal stays the one with which it was proved.
+    Whoever changes files of such an hour afterwards is found by an audit without --proved.
+
     --accept keeps a note beside the delay server's logs, signed with the cluster's secret. Audits of the hour name its
     findings still, and say who accepts them and why; other findings than these raise the alarm again.
 
@@ -284,6 +296,8 @@ def audit(
             raise BadArgument("--accept names the hour; leave --from and --to out")
         if page_path is not None:
             raise BadArgument("an acceptance changes what a page says: leave --report out, and write it afterwards")
+        if proved_path is not None:
+            raise BadArgument("--accept audits one hour as a whole; leave --proved out")
         hours = HourRange(accepted_hour, accepted_hour + 1)
         words = words_of(accepted_hour, by, reason, secret_file, places.home)
     elif by is not None or reason is not None or yes:
@@ -291,7 +305,8 @@ def audit(
     if places.home is None and (words is not None or groups):
         raise BadArgument("--accept and --groups need a data directory; an archive has neither notes nor groups")
     directories, known = places.directories, places.known()
-    with PageFile(page_path) as page:
+    proved = {} if proved_path is None else read_proved(proved_path)
+    with PageFile(page_path) as page, PageFile(proved_path) as proved_file:
         damage = _damage_on(page, places.paths)
         with damage as named, all_damage_named(directories, named), progress("hours", None) as advance:
             report = audit_fleet(
@@ -304,11 +319,14 @@ def audit(
                 progress=HourSteps(advance),
                 # Whoever asks for some hours waits for no more than these.
                 consumption=groups or page.is_wanted or hours == EVERY_HOUR,
+                proved=proved,
             )
         report = with_absent(report, known)
         told = judged(report, secret_file, places.home)
         code = show_report(report, form, told, groups=groups)
         _write_page(page, report, told, hours)
+        if proved_file.is_wanted:
+            proved_file.write(encode_proved({**proved, **proved_hours(report)}))
     if directories and report.total.unproven and all(life.role != Role.REALTIME for life in report.lives):
         sys.stdout.flush()
         click.echo(
@@ -514,6 +532,7 @@ def _as_json(report: AuditReport) -> dict[str, object]:
             for torn in report.torn
         ],
         "deleted_rows": report.deleted_rows,
+        "proved_before": report.proved_before,
         "unnoted": list(report.unnoted),
         "missing": [
             {

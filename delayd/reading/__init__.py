@@ -11,6 +11,7 @@ The audit
     findings            the verdict on an hour: sentences, figures, and findings that an operator accepts
     books               the audit of each hour, put together, and whether totals add up (S5)
     fleet               one audit of directories of several machines, and of archives
+    proved              sealed hours that an audit need not read again
     proofs, tlog        what shows an outsider what became of a message, and the trees and notes that it is made of
     seals               seals, verified from the files alone (S4); what realtime servers held, by their tallies
     consumption         pull logs and consume logs

@@ -108,6 +108,7 @@ class AuditReport:
     unnoted: tuple[str, ...] = ()  # Files of an archive whose archiver has not written their notes.
     missing: tuple[MissingServer, ...] = ()
     doubled: tuple[str, ...] = ()  # What was given twice, and is left out once.
+    proved_before: int = 0  # Sealed hours that were left out, because an earlier audit has proved them.
     absent: tuple[AbsentServer, ...] = ()  # What meta knows besides, if the caller has asked it.
 
     @property
@@ -154,6 +155,8 @@ class AuditReport:
     def remarks(self) -> Iterator[str]:
         """Sentences on what was left out, or is proved by less than the rows themselves."""
         total = self.total
+        if self.proved_before:
+            yield f"{self.proved_before:,} sealed hours were proved by an earlier audit, and are left out"
         yield from (each.sentence for each in self.absent)
         yield from (each.sentence for each in self.missing)
         yield from self.doubled

@@ -33,6 +33,7 @@ from delayd.reading.files.stored_groups import until_still
 from delayd.reading.files.target_index import NO_INDEX, Scan, TargetIndex
 from delayd.reading.findings import HourKey, conservation
 from delayd.reading.plan import AuditPlan, plan_audit
+from delayd.reading.proved import ProvedHours
 from delayd.reading.seals import SealBook
 from delayd.reading.subject_figures import CLASSES
 
@@ -52,6 +53,7 @@ def audit_fleet(
     findings_limit: int | None = FINDINGS_LIMIT,
     progress: Progress | None = None,
     consumption: bool = True,
+    proved: ProvedHours | None = None,
 ) -> AuditReport:
     """Audit the data directories of several machines, and archives, as one; nothing in them is changed.
 
@@ -67,6 +69,7 @@ def audit_fleet(
         findings_limit: how many findings to keep as rows, None for all; all are counted.
         progress: is called with the number of hours done, and of all hours.
         consumption: whether to read the pull logs, too, which takes 2 us for each of their entries.
+        proved: sealed hours to leave out, by the digests of their seals; see `delayd.reading.proved`.
 
     Raises:
         BadArgument: a place holds nothing to audit, or nothing says what was scheduled.
@@ -83,6 +86,7 @@ def audit_fleet(
             late_ms_limit=late_ms_limit,
             lost_grace_ms=lost_grace_ms,
             consumption=consumption,
+            proved=proved,
         )
         return fleet.audit(findings_limit, progress)
 
@@ -99,6 +103,7 @@ def plan_fleet(
     lost_grace_ms: int = LOST_GRACE_MS,
     consumption: bool = True,
     scan: Scan | None = None,
+    proved: ProvedHours | None = None,
 ) -> "Fleet":
     """Read the notes of archives, and then plan the audit of directories; see `plan_audit`."""
     directories = tuple(place for place in places if not is_archive(place))
@@ -118,27 +123,36 @@ def plan_fleet(
             disk, directories, *bounds, consumption=consumption, scan=scan, need_schedule=not stores
         )
     plan = replace(plan, data=tuple(places))
-    return Fleet(disk, plan, tails if scan is None else None, archives)
+    return Fleet(disk, plan, tails if scan is None else None, archives, proved or {})
 
 
 class Fleet:
     """The plan of the audit of a fleet, with what archives say of it."""
 
     def __init__(
-        self, disk: Disk, plan: AuditPlan, tails: "Sequence[MessageTail] | None", archives: "ArchivedBooks | None"
+        self,
+        disk: Disk,
+        plan: AuditPlan,
+        tails: "Sequence[MessageTail] | None",
+        archives: "ArchivedBooks | None",
+        proved: ProvedHours,
     ) -> None:
         self.plan = plan
         self.seals: Mapping[int, SealBook] = seal_books(disk, plan)
         self.tails = tails
         self._disk, self._archives = disk, archives
+        self._left_out: set[HourKey] = set()  # Hours that were proved before.
+        if archives is not None:
+            self._compare_seals(archives)
+        if proved:
+            self._leave_out(proved, archives)
         if archives is None:
             return
-        self._compare_seals(archives)
         # Messages of hours that archives have are not left out, whatever retention has removed here.
-        own = {hour.key for hour in archives.hours}
+        own = {hour.key for hour in archives.hours} | self._left_out
         both = plan.deleted, plan.strangers
         deleted, strangers = ({key: count for key, count in counts.items() if key not in own} for counts in both)
-        self.plan = replace(plan, deleted=deleted, strangers=strangers)
+        self.plan = replace(self.plan, deleted=deleted, strangers=strangers)
 
     def audit(self, findings_limit: int | None = None, progress: Progress | None = None) -> AuditReport:
         """Audit all hours in this process."""
@@ -158,7 +172,8 @@ class Fleet:
     ) -> AuditReport:
         """The report on the audited hours of directories and archives, whoever has audited them."""
         hours = live if self._archives is None else self._each_once(live, archived, self._archives)
-        return report_hours(self._disk, self.plan, self.seals, hours, findings_limit, self._archives)
+        report = report_hours(self._disk, self.plan, self.seals, hours, findings_limit, self._archives)
+        return replace(report, proved_before=len(self._left_out))
 
     def _live(self, findings_limit: int | None, progress: Progress | None) -> Iterator[HourResult]:
         """Audit the hours of the directories, in this process."""
@@ -221,6 +236,23 @@ class Fleet:
             what = f"{hour.schedule.name} and {snapshot.directory.path} differ: {said}"
             archives.faults.append(conservation(number, log_id, what))
         return there._replace(differs=here.differs) if theirs.unproven < ours.unproven else here
+
+    def _leave_out(self, proved: ProvedHours, archives: "ArchivedBooks | None") -> None:
+        """Leave out the hours whose seals are still those with which they were proved."""
+        origins = []
+        for origin in self.plan.origins:
+            sealed = {seal.facts.hour: seal.sha256 for seal in self.seals[origin.log_id].seals}
+            sealed = {hour: sha256 for hour, sha256 in sealed.items() if origin.snapshot.is_sealed(hour)}
+            keys = {(origin.log_id, hour) for hour in origin.hours}
+            known = {key for key in keys if key in proved and sealed.get(key[1]) == proved[key]}
+            self._left_out |= known
+            left = tuple(hour for hour in origin.hours if (origin.log_id, hour) not in known)
+            origins.append(replace(origin, hours=left))
+        self.plan = replace(self.plan, origins=tuple(origins))
+        if archives is not None:
+            known = {hour.key for hour in archives.hours if proved.get(hour.key) == hour.seal.sha256}
+            self._left_out |= known
+            archives.hours = [hour for hour in archives.hours if hour.key not in known]
 
     def _compare_seals(self, archives: "ArchivedBooks") -> None:
         """Compare the seals of archives with those of the directories."""

@@ -323,3 +323,54 @@ def test_the_delay_server_that_messages_moved_to_is_named_when_it_is_missing() -
     (missing,) = (each for each in alone.missing if each.role == Role.DELAY)
     assert (missing.log_id, missing.rows) == (pair.taker, 9)
     assert "nothing shows what became of 9 messages" in missing.sentence
+
+
+def test_a_proved_hour_is_read_once(books: Books, a: str, b: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "proved.json")
+    code, first = said(a, b, "--proved", file)
+    assert (code, first["total"]["scheduled"], first["proved_before"]) == (0, 48, 0)
+    # Nobody reads the files of these hours any more: one that was changed is found without --proved only.
+    books.delay = f"{a}/delay"
+    schedule = books.path_of("schedule")
+    data = bytearray(schedule.read_bytes())
+    data[-8] ^= 1
+    schedule.write_bytes(data)
+    code, again = said(a, b, "--proved", file)
+    assert (code, again["total"]["scheduled"], again["proved_before"]) == (0, 0, 3)
+    assert (
+        "3 sealed hours were proved by an earlier audit, and are left out" in run("audit", a, b, "--proved", file).out
+    )
+    assert run("audit", a, b).code == 3
+
+
+def test_an_hour_of_an_archive_is_proved_once_too(store: FolderStore, a: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "proved.json")
+    # Without the realtime server nothing shows what arrived, so nothing is proved.
+    assert said(a, "--proved", file)[1]["total"]["unproven"] == 30
+    assert said(a, "--proved", file)[1]["proved_before"] == 0
+    assert said(store.uri, "--proved", file)[1]["proved_before"] == 0
+    for places in ((store.uri,), (a,), (a, store.uri)):
+        code, told = said(*places, "--proved", file)
+        assert (code, told["proved_before"], told["total"]["scheduled"]) == (0, 3, 0)
+
+
+def test_an_hour_with_findings_or_another_seal_is_not_taken_for_proved(
+    store: FolderStore, a: str, b: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "proved.json"
+    rewrite(store, MESSAGE_KEY, lambda table: table.slice(1))
+    assert said(store.uri, "--proved", str(file))[0] == 3
+    code, told = said(store.uri, "--proved", str(file))
+    assert (code, told["proved_before"], told["total"]["lost"]) == (3, 2, 1)
+    kept = json.loads(file.read_text())
+    kept["proved"][0][2] = "00" * 32
+    file.write_text(json.dumps(kept))
+    assert said(a, b, "--proved", str(file))[1]["proved_before"] == 1
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 2, "proved": []}', '{"version": 1, "proved": [[1, 2]]}'])
+def test_a_file_that_is_none_of_proved_hours_is_refused_and_kept(a: str, b: str, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text(text)
+    ran = run("audit", a, b, "--proved", str(file))
+    assert (ran.code, ran.out) == (2, "") and str(file) in ran.err and file.read_text() == text
