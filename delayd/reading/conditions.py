@@ -77,6 +77,12 @@ class Condition:
         found: Mask = (met != self.negated) & known
         return found
 
+    def holds(self, text: str) -> bool:
+        """Whether a text that is not null meets it."""
+        if self.comparison is Comparison.NULL:
+            return self.negated
+        return self._text(text) != self.negated
+
     @property
     def hours(self) -> range:
         """The hours that can have such rows. A message that was past due when accepted is in a later hour."""

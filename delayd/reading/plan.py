@@ -14,7 +14,7 @@ filed rows by the tasks; what is left to do here grows with hours, batches and g
 """
 
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -303,6 +303,7 @@ class HourBooks:
     torn: list[TornTail] = field(default_factory=list)  # Tails that `outcomes` found behind the last whole group.
     part: range | None = None  # The sequences to read; None: all.
     whole: bool = True  # Whether to read and verify bodies, too.
+    wanted: Callable[[str], bool] | None = None  # Which subjects to read of the schedule side; None: all.
 
     @property
     def log_id(self) -> int:
@@ -314,7 +315,7 @@ class HourBooks:
 
     def schedule(self, sorter: Sorter | None = None) -> ScheduleRows:
         """The scheduled rows, by rising sequence; ``sorter`` sorts the other logs, too."""
-        collector = RowCollector(self.part, whole=self.whole)
+        collector = RowCollector(self.part, whole=self.whole, wanted=self.wanted)
         return read_hour(self.disk, self.origin.snapshot, self.tail.get().unfiled, self.hour, collector, sorter)
 
     def accepted(self) -> FiledByLog:
@@ -524,11 +525,17 @@ def missing_servers(hours: Sequence[HourSummary], plan: AuditPlan) -> tuple[Miss
 
 
 def plan_hours(
-    disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None, *, whole: bool = True
+    disk: Disk,
+    plan: AuditPlan,
+    tails: Sequence[MessageTail] | None = None,
+    *,
+    whole: bool = True,
+    wanted: Callable[[str], bool] | None = None,
 ) -> Iterator["HourBooks"]:
     """The hours of a plan, nothing of them read yet; the message log's tail is read once, when it is needed.
 
-    Unless ``whole`` bodies in schedule logs are neither read nor verified.
+    Unless ``whole`` bodies in schedule logs are neither read nor verified. Their schedule sides have rows of ``wanted``
+    subjects only; None: all.
     """
     batches = plan.index.batches
     for number, origin in enumerate(plan.origins):
@@ -538,7 +545,8 @@ def plan_hours(
         tail = _Tail(disk, origin, tails[number] if tails else None)
         for hour in origin.hours:
             first, until = np.searchsorted(filed, [hour, hour + 1])
-            yield HourBooks(disk, origin, hour, tail, plan.index, batches[own[first:until]], whole=whole)
+            books = HourBooks(disk, origin, hour, tail, plan.index, batches[own[first:until]])
+            yield replace(books, whole=whole, wanted=wanted)
 
 
 class _Tail:

@@ -289,7 +289,6 @@ class _KeyedRows(RowCollector):
 
     def __init__(self, part: range | None, rows_expected: int) -> None:
         super().__init__(part, rows_expected)
-        self._wanted = part
         self.digests: list[tuple[int, bytes]] = []  # Sequence and SHA-256 of each row that has a key.
 
     def add_schedule_batch(self, batch: Batch, offset: int) -> None:
@@ -298,7 +297,7 @@ class _KeyedRows(RowCollector):
             return
         own, (starts, ends) = batch.uint64s(ColumnId.SEQUENCE), batch.region(ColumnId.KEY_END)
         keyed = np.flatnonzero(ends > starts)
-        rows = keyed if self._wanted is None else keyed[rows_of_part(own[keyed], self._wanted)]
+        rows = keyed if self.part is None else keyed[rows_of_part(own[keyed], self.part)]
         columns = own[rows].tolist(), starts[rows].tolist(), ends[rows].tolist()
         for sequence, start, end in zip(*columns, strict=True):
             self.digests.append((sequence, hashlib.sha256(batch.heap[start:end]).digest()))

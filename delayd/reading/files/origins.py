@@ -476,7 +476,7 @@ def read_hour(
         rows = min(rows, len(range(part.start, min(part.stop, part.start + rows))))
     collector.expect(rows)
     collect_hour(disk, snapshot, hour, collector)
-    collector.add_rows(unfiled.of_hour(hour, part))
+    collector.add_unfiled(unfiled.of_hour(hour, part))
     return in_order(collector.rows(), sorter or Sorter())
 
 

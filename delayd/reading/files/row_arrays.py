@@ -7,7 +7,7 @@ read from a table with an entry for each number; otherwise a binary search finds
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -236,15 +236,25 @@ class Growing:
 
 
 class RowCollector:
-    """Gathers the rows of batches, in the order in which they are added; with a ``part`` those of its sequences.
+    """Gathers the rows of batches, in the order in which they are added; of schedule batches those with sequences of a
+    ``part`` and ``wanted`` subjects, None: all.
 
     Memory for ``rows_expected`` rows is reserved, and used as they come. Unless ``whole`` the bodies of schedule logs
     are neither read nor verified.
     """
 
-    def __init__(self, part: range | None = None, rows_expected: int = 0, *, whole: bool = True) -> None:
+    def __init__(
+        self,
+        part: range | None = None,
+        rows_expected: int = 0,
+        *,
+        whole: bool = True,
+        wanted: Callable[[str], bool] | None = None,
+    ) -> None:
         self.subjects = SubjectTable()
         self.part, self.whole = part, whole
+        self._wanted = wanted
+        self._wanted_of: dict[bytes, Mask] = {}  # By subject table: which of its subjects are wanted.
         self._rows = Growing(NO_ROWS, rows_expected)
         self._hashed = 0
         # Rows of batches of one row, for which an array each would cost too much.
@@ -306,12 +316,14 @@ class RowCollector:
 
     def add_schedule_batch(self, batch: Batch, offset: int) -> None:
         own: UInt64s = batch.uint64s(ColumnId.SEQUENCE)
+        rows = self._rows_of(batch, own)
+        if not isinstance(rows, slice) and not len(rows):
+            return
         if ColumnId.BODY_LEFT_OUT in batch:
             self._left_out.append(own[batch.uint32s(ColumnId.BODY_LEFT_OUT) > 0])
         if ColumnId.EXPIRES_AT_MS in batch.offsets:
             self._add_expiring(batch, own)
         self._add_labels(batch, own)
-        rows = slice(None) if self.part is None else rows_of_part(own, self.part)
         own = own[rows]
         sequence, due, appended, subject, body_bytes, locations, hashes = self._rows.more(len(own))
         ids = self.subjects.ids(batch)
@@ -339,6 +351,13 @@ class RowCollector:
         self._labelled.append(rows.labelled)
         self._hashed = self._rows.count
 
+    def add_unfiled(self, rows: ScheduleRows) -> None:
+        """Add rows that stand in no schedule log, as far as their subjects are wanted."""
+        if self._wanted is not None:
+            wanted = np.array([self._wanted(name) for name in rows.subjects] or [False], np.bool_)
+            rows = rows.take(wanted[rows.subject])
+        self.add_rows(rows)
+
     def rows(self) -> ScheduleRows:
         """Return all rows; nothing may be added after that."""
         self._close_singles()
@@ -347,6 +366,19 @@ class RowCollector:
         names, left_out = self.subjects.names, np.concatenate(self._left_out)
         sparse = (Sparse(*map(np.concatenate, zip(*each, strict=True))) for each in (self._expiring, self._labelled))
         return ScheduleRows(sequence, due, appended, subject, body_bytes, location, names, hashes, left_out, *sparse)
+
+    def _rows_of(self, batch: Batch, sequence: UInt64s) -> slice | Int64s:
+        """The rows of a schedule batch to take."""
+        if self._wanted is None:
+            return slice(None) if self.part is None else rows_of_part(sequence, self.part)
+        table = batch.subject_table
+        wanted = self._wanted_of.get(table)
+        if wanted is None:
+            names = [name.decode("ascii") for name in batch.subjects()] or [""]
+            wanted = self._wanted_of[table] = np.array([self._wanted(name) for name in names], np.bool_)
+        subject = batch.uint32s(ColumnId.SUBJECT) if ColumnId.SUBJECT in batch else np.zeros(batch.count, np.uint32)
+        rows = np.flatnonzero(wanted[subject])
+        return rows if self.part is None else rows[rows_of_part(sequence[rows], self.part)]
 
     def _add_expiring(self, batch: Batch, sequence: UInt64s) -> None:
         instants = batch.int64s(ColumnId.EXPIRES_AT_MS)

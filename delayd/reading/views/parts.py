@@ -4,7 +4,7 @@ Invariant: a part that is read again gives the same rows. An hour whose files do
 in the view ``hours``; the other hours of the part are read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from delayd.reading.archive.rows import join_targets, read_message, read_schedul
 from delayd.reading.archive.store import ArchiveStore, open_store
 from delayd.reading.audit import AuditTerms
 from delayd.reading.books import audit_books, seal_books
-from delayd.reading.conditions import due_ms_max
+from delayd.reading.conditions import Comparison, due_ms_max
 from delayd.reading.files.items import read_items
 from delayd.reading.files.origins import MessageTail
 from delayd.reading.files.row_arrays import Target, TargetRows, UInt64s
@@ -44,6 +44,7 @@ from delayd.reading.views.query import AT_TARGETS, AUDITED, HOURS, ViewQuery
 
 HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoch.
 # States of an hour besides OPEN and CLOSED; the rows of a BROKEN one are not those of its seal.
+BY_SUBJECT = ("schedule", "dispatch", "lifecycle")  # Views whose rows have the subjects of scheduled ones.
 SEALED, BROKEN, DAMAGED = "SEALED", "BROKEN", "DAMAGED"
 PLACE = "place"  # The order in a log, which an archive does not keep.
 # Columns that a schedule in an archive has as the views have them.
@@ -116,7 +117,8 @@ def _read_directories(query: ViewQuery, hours: DirectoryHours) -> Iterator[pa.Re
     disk = RealDisk()
     books = seal_books(disk, hours.plan) if query.view in AUDITED else {}
     # A table has no column of bodies but their lengths; an audit verifies each byte.
-    for hour in plan_hours(disk, hours.plan, hours.tails, whole=query.view in AUDITED):
+    whole, wanted = query.view in AUDITED, _wanted_subjects(query)
+    for hour in plan_hours(disk, hours.plan, hours.tails, whole=whole, wanted=wanted):
         key = hour.log_id, hour.hour
         what = hours.damaged.get(key)
         if what is None:
@@ -131,6 +133,22 @@ def _read_directories(query: ViewQuery, hours: DirectoryHours) -> Iterator[pa.Re
                 what = error.message
         if what is not None:
             yield from _damaged(query, key, what)
+
+
+def _wanted_subjects(query: ViewQuery) -> Callable[[str], bool] | None:
+    """Which scheduled rows can meet the conditions, by subject; None: all.
+
+    An outcome has the subject of its scheduled row, so one without such a row can't be told from one whose row is left
+    out: then the condition that it has none is not among them.
+    """
+    said = [each for each in query.conditions if each.column == "subject" and each.comparison is not Comparison.NULL]
+    if (
+        not said
+        or query.view not in BY_SUBJECT
+        or len(said) < sum(each.column == "subject" for each in query.conditions)
+    ):
+        return None
+    return lambda name: all(each.holds(name) for each in said)
 
 
 def _audit_directory_hour(

@@ -248,3 +248,21 @@ def test_a_table_of_subjects_may_be_longer_than_what_is_read_ahead(
         monkeypatch.setattr("delayd.reading.files.stored_groups.SUBJECTS_BYTES", ahead)
         rows = rows_of(parts_of("schedule", books.root))
         assert [row["subject"] for row in rows] == [names[row % 900] for row in range(2_000)]
+
+
+@pytest.mark.parametrize("view", ["schedule", "dispatch", "lifecycle", "message"])
+def test_conditions_on_subjects_give_the_rows_that_meet_them_filed_or_not(books: Books, view: str) -> None:
+    every = rows_of(parts_of(view, books.root))
+    subjects = {row["subject"] for row in every}
+    assert subjects == {"orders", "bills"}
+    for comparison, values in ((Comparison.IN, ("bills",)), (Comparison.PREFIX, ("or",)), (Comparison.NULL, ())):
+        for negated in (False, True):
+            parts = parts_of(view, books.root, conditions=[Condition("subject", comparison, values, negated)])
+            wanted = {name for name in subjects if _is_true(str(name), comparison, values, negated)}
+            assert [_placeless(row) for row in rows_of(parts)] == [
+                _placeless(row) for row in every if row["subject"] in wanted
+            ]
+
+
+def _placeless(row: dict[str, object]) -> dict[str, object]:
+    return {name: row[name] for name in row if name != "place"}
