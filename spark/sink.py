@@ -11,11 +11,11 @@ which means that the first one stands for it; 3 is ACCEPTED. If row 1 has the ke
 instant, it is a new one, such as next month's reminder.
 """
 
+import asyncio
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 
 from delayd.client.instants import MACHINE_HORIZON, within_horizon
 from delayd.client.limits import check_body, check_sent_subject, need_meta, pack_headers
-from delayd.client.producer import Producer
+from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import SendVerdict
 from delayd.client.sending.send_options import REJECT, OnConflict, check_key, expiry_of, label_of
 from delayd.errors import BadArgument, CallerError, InFlight
@@ -42,7 +42,6 @@ CHUNK_ROWS, CHUNK_BYTES = 32_768, 16 << 20  # What is checked and sent together:
 # A row that is due later is still pending if an earlier try has sent it, so its key keeps a second one away. This is
 # longer than a chunk takes to be sent, and than clocks differ.
 SOON_MS = 300_000
-SENDERS = 32  # Subjects of a chunk that are sent at the same time; the producer joins small ones into one batch.
 TRIES_MAX = 5  # Each waits up to five seconds at the server for a message that is being handed over.
 OPTIONS = ("meta", "origin", "on_conflict", "receipts", "dry_run")
 ON_CONFLICT: Mapping[str, OnConflict] = {"keep": "keep", "replace": "replace"}
@@ -165,15 +164,16 @@ class DelaydWriter(DataSourceArrowWriter):
             for _ in chunks:
                 pass
             return Written(None)
-        with (
-            Producer(self._options.meta) as producer,
-            ThreadPoolExecutor(SENDERS) as pool,
-            ReceiptFile(self._options.receipts, f"_{self._job}-{partition:05}-{attempt}") as receipts,
-        ):
-            sender = Sender(producer, self._options.on_conflict)
-            for chunk in chunks:
-                for sent in pool.map(sender.send, chunk.by_subject()):
-                    receipts.add(sent)
+        return asyncio.run(self._send(chunks, f"_{self._job}-{partition:05}-{attempt}"))
+
+    async def _send(self, chunks: "Iterator[Chunk]", name: str) -> Written:
+        with ReceiptFile(self._options.receipts, name) as receipts:
+            async with AsyncProducer(self._options.meta) as producer:
+                sender = Sender(producer, self._options.on_conflict)
+                for chunk in chunks:
+                    # The producer joins what is sent at the same time, so subjects of few rows share batches.
+                    for sent in await asyncio.gather(*map(sender.send, chunk.by_subject())):
+                        receipts.add(sent)
         return Written(receipts.path)
 
     def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
@@ -296,13 +296,13 @@ def _column_of(name: str, table: pa.Table) -> str:
 
 
 class Sender:
-    """Sends rows of one subject; may be used by several threads."""
+    """Sends rows of one subject."""
 
-    def __init__(self, producer: Producer, on_conflict: OnConflict) -> None:
+    def __init__(self, producer: AsyncProducer, on_conflict: OnConflict) -> None:
         self._producer = producer
         self._on_conflict = on_conflict
 
-    def send(self, chunk: Chunk) -> list[pa.RecordBatch]:
+    async def send(self, chunk: Chunk) -> list[pa.RecordBatch]:
         """Send the rows of a chunk that has one subject; the receipts of all of them.
 
         Raises:
@@ -310,34 +310,34 @@ class Sender:
         """
         receipts: list[pa.RecordBatch] = []
         for _ in range(TRIES_MAX):
-            chunk = self._without_ended(chunk, receipts)
+            chunk = await self._without_ended(chunk, receipts)
             if chunk.row_count:
-                chunk = self._send(chunk, receipts)
+                chunk = await self._send(chunk, receipts)
             if not chunk.row_count:
                 return receipts
         subject, key = chunk.columns["subject"][0], chunk.columns["key"][0]
         raise InFlight(f"the message of {subject} with key {key!r} is being handed over; send again a moment later")
 
-    def _without_ended(self, chunk: Chunk, receipts: list[pa.RecordBatch]) -> Chunk:
+    async def _without_ended(self, chunk: Chunk, receipts: list[pa.RecordBatch]) -> Chunk:
         """The rows that no earlier try has sent, or that are pending; receipts of the others."""
         due_ms = np.array(chunk.columns["due"], np.int64)
         soon = due_ms < time.time_ns() // 1_000_000 + SOON_MS
         if not soon.any():
             return chunk
         keys = list(compress(chunk.columns["key"], soon.tolist()))
-        answers = self._producer.get_batch(chunk.columns["subject"][0], keys=keys)
+        answers = await self._producer.get_batch(chunk.columns["subject"][0], keys=keys)
         has_ended = np.isin(answers["state"], ENDED) & (answers["deliver_at_ms"] == due_ms[soon])
         ended = soon.copy()
         ended[soon] = has_ended
         told, sent = answers[has_ended], chunk.take(ended)
-        instants = told["deliver_at_ms"], told["accepted_at_ms"]
-        receipts.append(_receipts(sent, [SENT_BEFORE] * len(told), None, told["sequence"], *instants))
+        numbers = [told[name] for name in ("sequence", "deliver_at_ms", "accepted_at_ms")]
+        receipts.append(_receipts(sent, [SENT_BEFORE] * len(told), None, numbers))
         return chunk.take(~ended)
 
-    def _send(self, chunk: Chunk, receipts: list[pa.RecordBatch]) -> Chunk:
+    async def _send(self, chunk: Chunk, receipts: list[pa.RecordBatch]) -> Chunk:
         """Send rows; those that have to be sent again, because an earlier message is being handed over."""
         columns = chunk.columns
-        receipt = self._producer.send_batch(
+        receipt = await self._producer.send_batch(
             columns["subject"][0],
             columns["body"],
             columns["due"],
@@ -352,12 +352,14 @@ class Sender:
         verdicts = receipt.verdicts
         again: Rows = verdicts == SendVerdict.IN_FLIGHT
         kept: Rows = verdicts == SendVerdict.KEPT
-        given = receipt.sequences, receipt.deliver_at_ms, receipt.accepted_at_ms
-        # The message that stands for a row that was kept is the earlier one.
-        others = receipt.others, receipt.others_at_ms, receipt.others_filed_at_ms
-        standing = [np.where(kept, *pair)[~again] for pair in zip(others, given, strict=True)]
+        standing: list[NDArray[np.integer[Any]]] = [receipt.sequences, receipt.deliver_at_ms, receipt.accepted_at_ms]
+        if kept.any():
+            # The message that stands for a row that was kept is the earlier one.
+            others = receipt.others, receipt.others_at_ms, receipt.others_filed_at_ms
+            standing = [np.where(kept, *pair) for pair in zip(others, standing, strict=True)]
         names = [SendVerdict(verdict).name for verdict in verdicts[~again].tolist()]
-        receipts.append(_receipts(chunk.take(~again), names, receipt.log_ids[~again], *standing))
+        numbers = [column[~again] for column in standing]
+        receipts.append(_receipts(chunk.take(~again), names, receipt.log_ids[~again], numbers))
         return chunk.take(again)
 
 
@@ -365,14 +367,13 @@ def _receipts(
     chunk: Chunk,
     verdicts: Sequence[str],
     log_ids: NDArray[np.uint64] | None,
-    sequences: NDArray[np.uint64],
-    deliver_at_ms: NDArray[np.int64],
-    accepted_at_ms: NDArray[np.int64],
+    numbers: Sequence[NDArray[np.integer[Any]]],
 ) -> pa.RecordBatch:
+    """Receipts of rows; ``numbers`` are their sequences, due instants and instants of acceptance."""
     names = [None] * len(verdicts) if log_ids is None else [f"{log_id:016x}" for log_id in log_ids.tolist()]
     keys = pa.array(chunk.columns["key"], pa.binary())
-    numbers = sequences.astype(np.int64), deliver_at_ms.astype(np.int64), accepted_at_ms.astype(np.int64)
-    return pa.record_batch([chunk.columns["subject"], keys, verdicts, names, *numbers], schema=RECEIPT)
+    signed = [column.astype(np.int64) for column in numbers]
+    return pa.record_batch([chunk.columns["subject"], keys, verdicts, names, *signed], schema=RECEIPT)
 
 
 class ReceiptFile:
