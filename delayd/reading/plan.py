@@ -77,6 +77,8 @@ class DoubledServer(NamedTuple):
 
     @property
     def sentence(self) -> str:
+        if self.left_out == self.path:
+            return f"{self.path} was given twice, and counts once"
         return (
             f"{self.left_out} is left out: {self.path} is of {self.role} server {self.log_id:016x}, too, and a server "
             "counts once"

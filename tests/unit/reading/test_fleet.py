@@ -16,6 +16,7 @@ from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files.directory import Role
 from delayd.reading.fleet import plan_fleet
 from delayd.reading.seals import SealState
+from delayd.secret import open_secret
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 from tests.simulation.audit import BOOKS
 from tests.tamper.drained import drained
@@ -131,7 +132,9 @@ def test_a_copy_is_named_with_both_paths_and_counts_nothing_twice(a: str, b: str
     shutil.copytree(a, tmp_path / "copy")
     once, twice = audited_fleet(a, b), audited_fleet(a, b, str(tmp_path / "copy"), b)
     assert replace(twice, places=once.places, doubled=(), lives=once.lives) == once
-    assert [line.split(" is ")[0] for line in twice.doubled] == [f"{tmp_path}/copy/delay", f"{b}/realtime"]
+    copied, again = twice.doubled
+    assert copied.startswith(f"{tmp_path}/copy/delay is left out: {a}/delay is of {DELAY}, too")
+    assert again == f"{b}/realtime was given twice, and counts once"
     ran = run("audit", a, b, str(tmp_path / "copy"))
     assert ran.code == 0
     assert f"{tmp_path}/copy/delay is left out: {a}/delay is of {DELAY}, too, and a server counts once" in ran.out
@@ -374,3 +377,21 @@ def test_a_file_that_is_none_of_proved_hours_is_refused_and_kept(a: str, b: str,
     file.write_text(text)
     ran = run("audit", a, b, "--proved", str(file))
     assert (ran.code, ran.out) == (2, "") and str(file) in ran.err and file.read_text() == text
+
+
+def test_findings_of_two_machines_are_accepted_beside_their_delay_server(a: str, b: str, tmp_path: Path) -> None:
+    books = Books(str(tmp_path / "loss"), delay_id=OTHER_DELAY, realtime_id=OTHER_REALTIME)
+    books.send([START_MS, START_MS + 1])
+    books.checkpoint()
+    books.hand_over([1])
+    books.see_all(NOW_MS)
+    books.close()
+    shutil.move(books.realtime, f"{a}/realtime-other")
+    shutil.move(books.delay, f"{b}/delay-other")
+    open_secret(a, "")
+    assert run("audit", a, b).code == 3
+    words = ("--accept", hour_name(HOUR), "--by", "ann", "--reason", "the disk was lost", "--yes")
+    assert run("audit", a, b, *words).code == 0
+    assert [path.name for path in Path(b, "delay-other", "acceptances").iterdir()]
+    ran = run("audit", a, b)
+    assert ran.code == 0 and "all of this is accepted" in ran.out
