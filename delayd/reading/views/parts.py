@@ -141,12 +141,8 @@ def _wanted_subjects(query: ViewQuery) -> Callable[[str], bool] | None:
     An outcome has the subject of its scheduled row, so one without such a row can't be told from one whose row is left
     out: then the condition that it has none is not among them.
     """
-    said = [each for each in query.conditions if each.column == "subject" and each.comparison is not Comparison.NULL]
-    if (
-        not said
-        or query.view not in BY_SUBJECT
-        or len(said) < sum(each.column == "subject" for each in query.conditions)
-    ):
+    said = [each for each in query.conditions if each.column == "subject"]
+    if not said or query.view not in BY_SUBJECT or any(each.comparison is Comparison.NULL for each in said):
         return None
     return lambda name: all(each.holds(name) for each in said)
 
