@@ -377,7 +377,7 @@ def _receipts(
 
 
 class ReceiptFile:
-    """Writes the receipts of a task into one file; none when nobody has asked for them."""
+    """Writes the receipts of a task into one file, which a task that fails removes; none when nobody asked for them."""
 
     def __init__(self, folder: str | None, name: str) -> None:
         self.path = None if folder is None else f"{folder.rstrip('/')}/{name}"
@@ -390,9 +390,13 @@ class ReceiptFile:
             self._writer = pq.ParquetWriter(place, RECEIPT, filesystem=disk, compression="zstd")
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._writer is None or self.path is None:
+            return
+        self._writer.close()
+        if error is not None:
+            disk, place = open_place(self.path)
+            disk.delete_file(place)
 
     def add(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Add receipts."""

@@ -18,7 +18,7 @@ from delayd.errors import BadArgument, LogId
 from delayd.outcome import MessageState
 from delayd.reading.books import audit_directory
 from pyspark_delayd import DefaultSource
-from spark.sink import RECEIPT, Chunk, SinkOptions, check_columns, gathered
+from spark.sink import RECEIPT, Chunk, DelaydWriter, ReceiptFile, SinkOptions, Written, check_columns, gathered
 from tests.end_to_end.up_process import Up, up
 from tests.waiting import wait_until
 
@@ -238,3 +238,22 @@ def test_small_batches_are_sent_together_and_rows_keep_their_numbers() -> None:
     found = [(first, table.num_rows, table["id"][0].as_py()) for first, table in gathered(batches)]
     assert found == [(0, 40_000, 0), (40_000, 40_000, 40_000), (80_000, 20_000, 80_000)]
     check_columns(StructType.fromDDL(PLAIN), SinkOptions.of({"origin": "o"}))  # type: ignore[arg-type]
+
+
+def test_receipts_are_of_whole_jobs_only(tmp_path: Path) -> None:
+    writer = DelaydWriter(SinkOptions.of({}))
+    folder = str(tmp_path / "receipts")
+
+    def written(name: str) -> Written:
+        with ReceiptFile(folder, name) as file:
+            file.add([pa.RecordBatch.from_pylist([dict.fromkeys(RECEIPT.names)], RECEIPT)])
+        return Written(file.path)
+
+    with pytest.raises(RuntimeError), ReceiptFile(folder, "_failed"):
+        raise RuntimeError("the task ends")
+    writer.abort([written("_first"), None])
+    assert list(Path(folder).iterdir()) == []
+    writer.commit([written("_second"), Written(None), written("_third")])
+    names = sorted(path.name for path in Path(folder).iterdir())
+    assert [name.rpartition("-")[2] for name in names] == ["00000.parquet", "00001.parquet"]
+    assert all(name.startswith("receipts-") for name in names)
