@@ -18,6 +18,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from delayd.errors import Shortage
 from delayd.machine.lane import Call, lane
 
 R = TypeVar("R")
@@ -146,6 +147,7 @@ class ThreadExecutor:
     """
 
     def __init__(self, name: str, loop: Readers, tell: Tell) -> None:
+        """Begin the thread; Shortage without a descriptor for its events."""
         self._loop, self._tell = loop, tell
         self._waiting = JobQueue()
         self._jobs = 0  # Jobs whose end the loop has not heard.
@@ -154,7 +156,10 @@ class ThreadExecutor:
         self._held: deque[tuple[Job, Priority]] = deque()
         self._ready: deque[Callable[[], object]] = deque()  # What is to be told.
         self._closed = False
-        self._lane = lane()
+        try:
+            self._lane = lane()
+        except OSError as error:
+            raise Shortage(f"the eventfd of {name}", error.errno or 0) from error
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         loop.add_reader(self._lane.fileno(), self._take_ended)

@@ -8,6 +8,7 @@ somebody sets the wall clock (rule T3).
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import LOCK, Identity, holder_name, known_cluster_id, known_identity
 from delayd.net.cut import remove_left
 from delayd.net.held_start import HeldServer
-from delayd.net.machine import Machine, check_not_metas, check_role
+from delayd.net.machine import Machine, OwnExecutor, check_not_metas, check_role
 from delayd.net.timer import Ticks
 
 STATE = "state.lmdb"
@@ -68,24 +69,26 @@ class Home:
             f"{config.folder}/{LOCK}", holder_name(config.role, supervised=config.exit_with_stdin)
         )
         self.state_path = f"{config.folder}/{STATE}"
-        try:
-            check_role(self.disk, config.folder, config.role)
-            self.state = machine.state(self.state_path)
-            check_not_metas(self.state, config.folder, config.role)
-            remove_left(self.disk, config.folder)
-        except BaseException:
-            # This process may start again, once the state was mended.
-            self._lock.release()
-            self.disk.close()
-            raise
-        self.clock = machine.clock(_evidence(_last_checkpoint(self.disk, config.folder)))
+        self.executors: list[OwnExecutor] = []
         self._loop = asyncio.get_running_loop()
         self._after_job = after_job
-        self.executors = [machine.executor(f"{config.role}-{name}", self._called) for name in threads]
+        self._closed = False
+        with ExitStack() as undo:  # This process may start again, once the cause of a failure was mended.
+            undo.callback(self.disk.close)
+            undo.callback(self._lock.release)
+            check_role(self.disk, config.folder, config.role)
+            self.state = machine.state(self.state_path)
+            undo.callback(self.state.close)
+            check_not_metas(self.state, config.folder, config.role)
+            remove_left(self.disk, config.folder)
+            self.clock = machine.clock(_evidence(_last_checkpoint(self.disk, config.folder)))
+            undo.callback(self._end_threads)
+            for name in threads:
+                self.executors.append(machine.executor(f"{config.role}-{name}", self._called))
+            undo.pop_all()
         self._intervals: dict[str, timedelta] = {}
         self._looks: Ticks | None = None
         self._stopping = False
-        self._closed = False
         # The scheduler calls a run at once, as a plain function. By default it would make a task of it; the end of the
         # scheduler would cancel a task that has not begun, and log this as an error.
         self._scheduler = AsyncIOScheduler(
@@ -134,15 +137,18 @@ class Home:
 
     def close(self, core: HomeCore | None) -> None:
         """End the threads, close the core's files if there is one, and free the directory for another server."""
-        # What the threads have done is durable, and the next start reads it: nobody is left to hear of it here.
-        self._closed = True
-        for executor in self.executors:
-            executor.close()
+        self._end_threads()
         if core is not None:
             core.close()
         self.state.close()
         self._lock.release()
         self.disk.close()
+
+    def _end_threads(self) -> None:
+        # What the threads have done is durable, and the next start reads it: nobody is left to hear of it here.
+        self._closed = True
+        for executor in self.executors:
+            executor.close()
 
     def _plan(self, name: str, run: Callable[[], None]) -> None:
         # One run is planned, not an interval: for an interval the scheduler would list all runs that were skipped when

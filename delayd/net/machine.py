@@ -154,9 +154,8 @@ def check_role(disk: Disk, folder: str, role: str) -> None:
 
 
 def check_not_metas(state: State, folder: str, role: str) -> None:
-    """Raise BadSetting when a folder is meta's, which has no logs, by what its state holds; closes the state then."""
+    """Raise BadSetting when a folder is meta's, which has no logs, by what its state holds."""
     if state.scan(SERVER_PREFIX):
-        state.close()
         raise _put_here(folder, "meta", role)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, tzinfo
@@ -12,9 +15,11 @@ import apscheduler.schedulers.base
 import pytest
 
 from delayd.config import DelayConfig, MetaConfig, RealtimeConfig
-from delayd.errors import BadSetting
+from delayd.errors import BadSetting, Shortage
 from delayd.log.segment import FileHeader, FileKind, create_segment
+from delayd.machine import executor
 from delayd.machine.disk import RealDisk
+from delayd.machine.lane import Lane
 from delayd.machine.state import LmdbState
 from delayd.net import home
 from delayd.net.home import Home
@@ -135,6 +140,27 @@ def test_meta_s_folder_in_the_place_of_another_server_s_is_named(
     for _ in range(2):  # The lock and the state are free for the next start.
         with pytest.raises(BadSetting, match="is the folder of a meta server"):
             asyncio.run(opened())
+
+
+def test_without_a_descriptor_for_a_thread_the_start_is_put_off_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, lanes = DelayConfig(data=str(tmp_path)), list[type[Lane]]()
+
+    def last_lane() -> Lane:
+        if not lanes:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return lanes.pop()()
+
+    async def opened() -> None:
+        Home(config, REAL_MACHINE, ("first", "second"), lambda: None)
+
+    monkeypatch.setattr(executor, "lane", last_lane)
+    for _ in range(2):  # The lock and the state are free for the next start.
+        lanes[:] = [Lane]
+        with pytest.raises(Shortage, match="the eventfd of delay-second can't be opened"):
+            asyncio.run(opened())
+        assert "delay-first" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parametrize("kind", [FileKind.MESSAGE, FileKind.REALTIME])
