@@ -193,7 +193,8 @@ class Segment:
             # The kernel has dropped the dirty pages: a second sync would succeed and mean nothing.
             self._broken = True
             raise
-        self.durable = end
+        # A roll or a cut on another thread may have synced more meanwhile.
+        self.durable = max(self.durable, end)
 
     def position(self, offset: int) -> int:
         """Turn an offset of the log into a position in this file."""

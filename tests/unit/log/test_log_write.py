@@ -158,6 +158,21 @@ def test_an_fsync_covers_what_was_appended_when_it_began_and_no_more(rig: Rig) -
     assert rig.log.durable == end < rig.log.end
 
 
+def test_an_fsync_that_ends_behind_a_roll_takes_nothing_back(rig: Rig) -> None:
+    rig.log.append([group(1)], 5)
+    rig.submit(LogWrite(rig.log, (), 5, sync=True))
+    # The loop appends to a pull log while the thread syncs it; the roll syncs the rest of the segment.
+    rig.log.append([group(2, SEGMENT_BYTES)], 5)
+    rig.log.append([group(3)], 5)
+    rig.settle(1)
+    first, second = rig.log.segments
+    assert first.durable == second.base_offset == first.end
+    Path(first.path).unlink()
+    (found,) = rig.log.look(write_again=True)
+    assert found.whole is not None and found.whole.end == first.end
+    found.whole.close()
+
+
 def test_rule_L3_an_append_without_space_is_cut_back_and_told_and_the_fsync_behind_it_tells_nothing(
     rig: Rig, faults: Faults, tmp_path: Path
 ) -> None:
