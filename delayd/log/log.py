@@ -369,7 +369,8 @@ class LogWrite(DiskWork[Written]):
         if self._behind is not None:
             prepared = self._behind._prepared
         self._segment, self._file, self._prepared = segment, file, prepared
-        return Call(descriptor, prepared.buffers if self._groups else [], prepared.position, self._sync)
+        buffers = prepared.buffers if self._groups else []
+        return Call(descriptor, buffers, prepared.position, file.sync_failed if self._sync else None)
 
     def end(self, outcome: int) -> Done[Written] | None:
         """Note the end of the log; None: nothing of the groups counts."""

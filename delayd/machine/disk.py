@@ -498,6 +498,10 @@ class RealFile:
         self._latch.check(self._path)
         return self._take_for_change() if change else self._files.take(self._file)
 
+    def sync_failed(self, number: int) -> SyncFailed:
+        """Let no other sync of this disk count, after one of a loan has failed; any thread. Returns the error of it."""
+        return self._latch.failed(self._path, OSError(number, os.strerror(number), self._path))
+
     def take_back(self, *, synced: bool, number: int = 0) -> None:
         """End a loan: the descriptor was ``synced``, which failed if there is a ``number`` of an error.
 
@@ -508,7 +512,7 @@ class RealFile:
         if not synced:
             return
         if number:
-            raise self._latch.failed(self._path, OSError(number, os.strerror(number), self._path))
+            raise self.sync_failed(number)
         self._latch.check(self._path)
         self._file.unsynced = False
 

@@ -32,12 +32,15 @@ BUFFERS_MAX = 1024  # IOV_MAX of Linux: more buffers in one pwritev are refused.
 
 
 class Call(NamedTuple):
-    """System calls on a descriptor that stays open until they have ended: a write of all buffers, and a sync or not."""
+    """System calls on a descriptor that stays open until they have ended: a write of all buffers, and a sync or not.
+
+    ``sync`` is called on the thread with the errno of a sync that failed; None: nothing is synced.
+    """
 
     descriptor: int
     buffers: list[Buffer]
     position: int
-    sync: bool
+    sync: Callable[[int], object] | None
 
 
 class Lane:
@@ -58,7 +61,7 @@ class Lane:
         """A descriptor that is readable while something has ended."""
         return self._event
 
-    def add(self, descriptor: int, buffers: list[Buffer], position: int, sync: bool) -> None:
+    def add(self, descriptor: int, buffers: list[Buffer], position: int, sync: Callable[[int], object] | None) -> None:
         """Queue a `Call`; the buffers must not change until it has ended."""
         self._calls += 1
         self._asked.put(Call(descriptor, buffers, position, sync))
@@ -130,11 +133,14 @@ def _outcome(call: Call) -> int:
         write_all(call.descriptor, call.buffers, call.position)
     except OSError as error:
         return error.errno or errno.EIO
-    try:
-        if call.sync:
+    if call.sync is not None:
+        try:
             os.fdatasync(call.descriptor)
-    except OSError as error:
-        return -(error.errno or errno.EIO)
+        except OSError as error:
+            # No other sync counts from now on, whenever the loop hears of this one.
+            number = error.errno or errno.EIO
+            call.sync(number)
+            return -number
     return 0
 
 

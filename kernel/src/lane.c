@@ -21,7 +21,7 @@ typedef struct Item {
     PyObject *result; /* What `end` was given; NULL: these are calls, or a signal. */
     bool signal;
     int descriptor;
-    bool sync;
+    PyObject *sync; /* Whom to call with the errno of a failed sync; NULL: there is no sync. */
     int outcome; /* 0; the errno of a write that counts for nothing; -errno of a sync. */
     off_t position;
     size_t count;
@@ -83,6 +83,7 @@ static void free_item(Item *item) {
     for (size_t at = 0; at < item->count; at++)
         PyBuffer_Release(item->views + at);
     Py_XDECREF(item->result);
+    Py_XDECREF(item->sync);
     PyMem_Free(item);
 }
 
@@ -123,6 +124,14 @@ static void call(Item *item) {
         }
 }
 
+/* No other sync counts from now on, whenever the loop hears of this one. */
+static void note_failed_sync(Item *item) {
+    PyObject *noted = PyObject_CallFunction(item->sync, "i", -item->outcome);
+    if (!noted)
+        PyErr_WriteUnraisable(item->sync);
+    Py_XDECREF(noted);
+}
+
 static void note_end(Lane *lane, Item *item) {
     pthread_mutex_lock(&lane->lock);
     /* Whoever empties the list has read the event before, so one event is enough for all that is in it. */
@@ -154,6 +163,11 @@ static PyObject *lane_wait(Lane *lane, PyObject *ignored) {
         item->outcome = ECANCELED;
         if (!failed)
             call(item);
+        if (item->outcome < 0) {
+            PyEval_RestoreThread(state);
+            note_failed_sync(item);
+            state = PyEval_SaveThread();
+        }
         if (item->outcome) {
             pthread_mutex_lock(&lane->lock);
             lane->failed = true;
@@ -210,15 +224,19 @@ static PyObject *lane_add(Lane *lane, PyObject *const *arguments, Py_ssize_t giv
     int descriptor = (int)PyLong_AsLong(arguments[0]);
     Py_ssize_t count = PyList_Size(arguments[1]);
     long long position = PyLong_AsLongLong(arguments[2]);
-    int sync = PyObject_IsTrue(arguments[3]);
+    bool sync = arguments[3] != Py_None;
     if (PyErr_Occurred())
         return NULL;
+    if (sync && !PyCallable_Check(arguments[3])) {
+        PyErr_SetString(PyExc_TypeError, "sync is None, or is called when the sync has failed");
+        return NULL;
+    }
     Item *item = new_item((size_t)count);
     if (!item)
         return NULL;
     item->descriptor = descriptor;
     item->position = position;
-    item->sync = sync;
+    item->sync = sync ? Py_NewRef(arguments[3]) : NULL;
     for (; item->count < (size_t)count; item->count++) {
         Py_buffer *view = item->views + item->count;
         PyObject *buffer = PyList_GetItem(arguments[1], (Py_ssize_t)item->count);

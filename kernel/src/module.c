@@ -2,7 +2,7 @@
 
 #include "kernel.h"
 
-#define VERSION 2 /* Raised with each change of a piece; equal to delayd/kernel.py's. */
+#define VERSION 3 /* Raised with each change of a piece; equal to delayd/kernel.py's. */
 
 bool want_arguments(const char *name, Py_ssize_t got, Py_ssize_t wanted) {
     if (got == wanted)

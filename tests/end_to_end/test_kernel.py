@@ -16,7 +16,7 @@ from .torture import Plan, torture
 from .up_process import Up, up
 
 MESSAGES = 120
-COMPILED = "compiled 2"
+COMPILED = "compiled 3"
 
 
 @pytest.fixture

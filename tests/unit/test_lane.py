@@ -82,10 +82,11 @@ def test_bytes_and_outcomes_are_those_of_the_twin(
     found = []
     for name, make in lanes.items():
         faults.script(writes, syncs)
+        failed: list[int] = []
         lane, file = make(), os.open(tmp_path / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         for buffers, position, sync in calls:
-            lane.add(file, buffers, position, sync)
-        found.append((do_all(lane), content(file)))
+            lane.add(file, buffers, position, failed.append if sync else None)
+        found.append((do_all(lane), failed, content(file)))
         lane.close()
         os.close(file)
     assert found[0] == found[1]
@@ -106,8 +107,23 @@ def test_rule_L1_an_outcome_says_which_call_failed_and_why(
     lane: Lane, faults: Faults, file: int, writes: list[int], syncs: list[int], outcome: int, kept: bytes
 ) -> None:
     faults.script(writes, syncs)
-    lane.add(file, [b"abc", b"", b"def"], 0, True)
+    failed: list[int] = []
+    lane.add(file, [b"abc", b"", b"def"], 0, failed.append)
     assert (do_all(lane), content(file)) == ([outcome], kept)
+    assert failed == ([-outcome] if outcome < 0 else [])
+
+
+def test_rule_L1_the_thread_notes_a_failed_sync_before_the_loop_hears_of_it(
+    lane: Lane, faults: Faults, file: int
+) -> None:
+    heard_before: list[bool] = []
+
+    def failed(number: int) -> None:
+        heard_before.append(bool(select.select([lane], [], [], 0)[0]))
+
+    faults.script(syncs=[-errno.EIO])
+    lane.add(file, [b"x"], 0, failed)
+    assert do_all(lane) == [-errno.EIO] and heard_before == [False]
 
 
 @pytest.mark.parametrize("syncs", [[], [-errno.EIO]])
@@ -116,13 +132,13 @@ def test_rule_L1_nothing_is_begun_behind_a_failure_until_all_that_was_added_is_t
 ) -> None:
     failure = -errno.EIO if syncs else errno.ENOSPC
     faults.script([] if syncs else [-errno.ENOSPC], syncs)
-    lane.add(file, [b"first"], 0, True)
+    lane.add(file, [b"first"], 0, int)
     assert _wait(lane) and lane.ended() == [failure]
-    lane.add(file, [b"again"], 0, True)
+    lane.add(file, [b"again"], 0, int)
     assert do_all(lane) == [0] and content(file) == b"again"
     faults.script([] if syncs else [-errno.ENOSPC], syncs)
     for part in (b"third", b"fourth", b"fifth"):
-        lane.add(file, [part], 0, True)
+        lane.add(file, [part], 0, int)
     assert do_all(lane) == [failure, errno.ECANCELED, errno.ECANCELED]
     assert content(file) == (b"third" if syncs else b"again")
 
@@ -136,9 +152,9 @@ def test_a_failure_that_is_told_before_the_calls_behind_it_have_ended_keeps_them
     lane: Lane, faults: Faults, file: int
 ) -> None:
     faults.script([-errno.ENOSPC])
-    lane.add(file, [b"first"], 0, False)
+    lane.add(file, [b"first"], 0, None)
     lane.signal()
-    lane.add(file, [b"second"], 0, False)
+    lane.add(file, [b"second"], 0, None)
     assert lane.wait() and lane.ended() == [errno.ENOSPC]
     assert do_all(lane) == [errno.ECANCELED] and content(file) == b""
 
@@ -146,7 +162,7 @@ def test_a_failure_that_is_told_before_the_calls_behind_it_have_ended_keeps_them
 def test_more_buffers_than_one_call_takes_and_views_of_wide_items_are_written(lane: Lane, file: int) -> None:
     buffers: list[Any] = [bytes([number & 255]) * (number % 3) for number in range(2 * BUFFERS_MAX + 5)]
     buffers.append(memoryview(array("Q", range(9))))
-    lane.add(file, buffers, 3, True)
+    lane.add(file, buffers, 3, int)
     assert do_all(lane) == [0]
     assert content(file) == bytes(3) + b"".join(bytes(buffer) for buffer in buffers)
 
@@ -165,7 +181,7 @@ def test_a_thread_does_calls_and_the_loop_hears_of_all_in_order(lane: Lane, file
     thread.start()
     heard: list[object] = []
     for number in range(CALLS):
-        lane.add(file, [b"%04d" % number], 4 * number, number % 50 == 0)
+        lane.add(file, [b"%04d" % number], 4 * number, None if number % 50 else int)
         heard += lane.ended()
     lane.signal()
     while len(heard) < CALLS + 1:
@@ -181,14 +197,14 @@ def test_a_thread_does_calls_and_the_loop_hears_of_all_in_order(lane: Lane, file
 
 def test_a_stop_begins_no_call_and_buffers_are_let_go(lane: Lane, file: int) -> None:
     buffer = bytearray(b"held")
-    lane.add(file, [buffer], 0, True)
+    lane.add(file, [buffer], 0, int)
     lane.stop()
     assert not lane.wait() and not lane.wait() and lane.ended() == [] and content(file) == b""
 
 
 def test_buffers_are_held_until_the_calls_are_told_and_no_longer(lane: Lane, file: int) -> None:
     buffer = bytearray(b"held")
-    lane.add(file, [buffer], 0, False)
+    lane.add(file, [buffer], 0, None)
     assert do_all(lane) == [0]
     gc.collect()
     buffer.clear()  # A bytearray that is in use can't be resized.
@@ -196,7 +212,8 @@ def test_buffers_are_held_until_the_calls_are_told_and_no_longer(lane: Lane, fil
 
 def test_what_is_no_call_is_refused(lanes: dict[str, Callable[[], Lane]], file: int) -> None:
     lane: Any = lanes["compiled"]()
-    calls: list[Any] = [("x", [], 0, False), (file, (), 0, False), (file, ["x"], 0, False), (file, [], None, False), ()]
+    calls: list[Any] = [("x", [], 0, None), (file, (), 0, None), (file, ["x"], 0, None), (file, [], None, None), ()]
+    calls.append((file, [b"x"], 0, True))
     for wrong in calls:
         with pytest.raises((TypeError, SystemError)):
             lane.add(*wrong)
@@ -208,7 +225,7 @@ def test_what_is_no_call_is_refused(lanes: dict[str, Callable[[], Lane]], file: 
 
 
 def test_a_descriptor_that_is_closed_is_an_outcome(lane: Lane) -> None:
-    lane.add(1 << 20, [b"x"], 0, False)
+    lane.add(1 << 20, [b"x"], 0, None)
     assert do_all(lane) == [errno.EBADF]
 
 

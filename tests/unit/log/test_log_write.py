@@ -216,6 +216,23 @@ def test_rule_L1_a_failed_fsync_is_told_and_nothing_is_written_or_synced_any_mor
         rig.disk.sync_filesystem(str(rig.place.folder))
 
 
+def test_rule_L1_no_fsync_counts_in_any_thread_before_the_loop_has_heard_of_one_that_failed(
+    rig: Rig, faults: Faults
+) -> None:
+    rig.log.append([group(1)], 5)
+    faults.script(syncs=[-errno.EIO])
+    rig.submit(LogWrite(rig.log, (), 5, sync=True))
+    assert select.select([rig.thread._lane], [], [], DEADLINE_S)[0]
+    with pytest.raises(SyncFailed, match="failed before"):
+        rig.disk.sync_folder(rig.place.folder)
+    # A new segment would say that the one before it is durable.
+    with pytest.raises(SyncFailed, match="failed before"):
+        rig.log.roll(5)
+    assert len(rig.log.segments) == 1 and rig.log.durable == 0
+    with pytest.raises(ServerStopped):
+        rig.settle(1)[0].result()
+
+
 def test_rule_L1_no_fsync_counts_behind_another_one_of_the_disk_that_failed_meanwhile(rig: Rig, tmp_path: Path) -> None:
     work = LogWrite(rig.log, [group(1)], 5, sync=True)
     assert work.begin() is not None
