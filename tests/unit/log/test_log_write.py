@@ -39,8 +39,10 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def faults(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    return Faults(kernel, monkeypatch)
+def faults(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    made = Faults(kernel, monkeypatch)
+    yield made
+    made.script()  # The compiled lane of the next test has no faults that were left over.
 
 
 class Rig:
@@ -62,7 +64,8 @@ class Rig:
         """Hear of so many jobs."""
         while len(self.told) < count:
             assert self.loop.run_once(DEADLINE_S)
-        assert not self.loop.run_once(0)
+        self.loop.run_once(0)  # The twin may tell of an event behind what it told of.
+        assert len(self.told) == count
         told, self.told = self.told, []
         return told
 
