@@ -100,7 +100,7 @@ def test_a_client_belongs_to_its_loop(address: str) -> None:
         delayd.AsyncConsumer(address, "s", "g")
 
 
-def test_a_client_of_a_loop_that_has_ended_is_refused_in_the_next_one(address: str, subject: str) -> None:
+def test_a_client_is_refused_in_another_loop_of_its_thread(address: str, subject: str) -> None:
     async def first() -> tuple[delayd.AsyncProducer, delayd.AsyncConsumer]:
         producer = delayd.AsyncProducer(address)
         await producer.send(subject, b"1", delay=AT_ONCE)
@@ -114,4 +114,12 @@ def test_a_client_of_a_loop_that_has_ended_is_refused_in_the_next_one(address: s
         with pytest.raises(delayd.errors.WrongLoop):
             await anext(consumer)
 
-    asyncio.run(second(*asyncio.run(first())))
+    async def end(producer: delayd.AsyncProducer, consumer: delayd.AsyncConsumer) -> None:
+        await producer.close()
+        await consumer.close()
+
+    # The loops take turns on this thread, so that the clients can be closed in their own.
+    with asyncio.Runner() as own, asyncio.Runner() as other:
+        clients = own.run(first())
+        other.run(second(*clients))
+        own.run(end(*clients))
