@@ -70,6 +70,8 @@ def _renders(case: str) -> list[tuple[str, Render]]:
         return [("", lambda figures: f"{_spread(figures['first_dispatch_s'])} s")]
     if case.startswith("fair-"):
         return [("", _fair)]
+    if case == "crowded":
+        return [("", _crowded)]
     if case == "memory":
         return [("", _memory)]
     if case == "written":
@@ -97,6 +99,13 @@ def _fair(figures: Mapping[str, Spread]) -> str:
         number(figures[name]["median"]) for name in ("took_s", "ideal_s", "share_least", "share_most")
     )
     return f"{took} s of {ideal} s; {least} to {most} each; came again {number(figures['came_again']['median'])}"
+
+
+def _crowded(figures: Mapping[str, Spread]) -> str:
+    return ", ".join(
+        f"{what} {number(figures[f'{what}_crowded_ms']['median'])} ms ({number(figures[f'{what}_times']['median'])} x)"
+        for what in ("get", "cancel")
+    )
 
 
 def _memory(figures: Mapping[str, Spread]) -> str:
