@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
-VERSION = 3  # Of the pieces; another number means that arguments or results differ.
+VERSION = 3  # Another number means that arguments or results of pieces differ.
 TWINS = "python"  # What a server tells when it runs the twins because the package is not there.
 VARIABLE = "DELAYD_KERNEL"  # With "off" the twins run although the package is there.
 

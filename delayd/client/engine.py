@@ -104,7 +104,7 @@ class OnLoop:
             self.loop = asyncio.get_running_loop()
         except RuntimeError:
             raise WrongLoop(f"{what} is made inside a running event loop; make it in an `async def`") from None
-        self.ident = get_ident()  # Of the thread that runs the loop.
+        self.ident = get_ident()  # The thread that runs the loop.
         self.is_running = self.loop.is_running
         self._what = what
 

@@ -59,7 +59,7 @@ from delayd.reading.subject_figures import NO_SUBJECTS, SubjectSums
 from delayd.secret import Secret
 
 FINDINGS_LIMIT = 1_000
-# Of two places that say something of one seal, the one with the later state is believed.
+# When two places say something of one seal, the one with the later state is believed.
 _WORTH = (SealState.DELETED, SealState.UNREAD, SealState.VERIFIED, SealState.BROKEN)
 
 Progress = Callable[[int, int], None]  # Hours audited, hours in all.

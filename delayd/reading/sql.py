@@ -64,7 +64,7 @@ def answer(sql: str, places: Sequence[str], hours: range, now_ms: int) -> Iterat
 
 
 def _fill(connection: duckdb.DuckDBPyConnection, query: ViewQuery, places: Sequence[str], now_ms: int) -> None:
-    connection.execute(f'delete from "{query.view}"')  # Of an attempt during which files went away.
+    connection.execute(f'delete from "{query.view}"')  # An attempt during which files went away may have left rows.
     parts = plan_view(query, places, 1, now_ms)
     batches = (batch for part in parts for batch in part.read())
     _take(connection, f'insert into "{query.view}"', pa.RecordBatchReader.from_batches(query.schema, batches))

@@ -163,7 +163,7 @@ def test_a_damaged_hour_is_a_row_and_the_others_are_read(sealed: tuple[str, str]
     assert gone.name in str(hours[0]["detail"]) and flipped.name in str(hours[1]["detail"])
     assert hours[0]["scheduled"] is None and hours[2]["scheduled"] == 16
     assert {row["hour"] for row in read("dispatch", str(copy)).to_pylist()} == {"2026112018"}
-    # Of the hour whose file is gone the archive has the rows.
+    # The archive has the rows of the hour whose file is gone.
     assert {row["hour"] for row in read("dispatch", str(copy), sealed[1]).to_pylist()} == {"2026112016", "2026112018"}
 
 

@@ -69,7 +69,7 @@ class ArchivedRows:
         return FiledByLog(RowCollector().rows(), 0, 0, 0)
 
 
-NOT_SEALED = SealedRows(RowCollector().rows(), NO_OUTCOMES, Sparse())  # Of an hour whose schedule nobody asks for.
+NOT_SEALED = SealedRows(RowCollector().rows(), NO_OUTCOMES, Sparse())  # Stands for a schedule that nobody asks for.
 
 
 class HeldRows:
