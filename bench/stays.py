@@ -7,10 +7,11 @@ so that one profiler sees the whole way. One JSON line a part of the way: how ma
 many files they are; and, of all calls of one way, how often the next one is in another file. With ``--list`` it names
 them. Comprehensions count as the function that they stand in.
 
-    receipt   the message is due in a minute: from `Producer.send` to the receipt that it returns
+    receipt   the message is due in a minute: from `Producer.send` to the receipt that it returns, and what a server
+              does right behind its answer
     outcome   it is due at once: from `Producer.send` until the delay server has its outcome on the disk
     ack       as outcome; and a consumer pulls the message and acknowledges it, until its server has that on the disk
-    cancel    the message has a key: from `Producer.cancel` by that key to the answer
+    cancel    the message has a key: from `Producer.cancel` by that key to the answer, and what follows
 
 Invariant: what goes on by itself, such as heartbeats, is not counted: only what each of many sends has passed is.
 """
@@ -54,7 +55,7 @@ AHEAD_MS = 60_000
 LIMIT_S = 30.0
 WAYS = ("receipt", "outcome", "ack", "cancel")
 
-SETTLE_S = 0.3  # From the bytes of an outcome in its file until all that follows from them was done.
+SETTLE_S = 0.1  # From an answer, or the bytes of an outcome in its file, until all that follows was done.
 LOOK_S = 0.001
 
 Stay = tuple[str, str]  # A file, from the root of the sources, and a function in it.
@@ -179,7 +180,6 @@ def count_stays(sends: int = SENDS, names: Collection[str] = WAYS) -> dict[str, 
                 if subject == "pulled":
                     consumer.pull(1, wait=timedelta(seconds=LIMIT_S)).ack()
                 _until(lambda: _dispatched_bytes(files) > before)
-                time.sleep(SETTLE_S)
 
             ways: dict[str, Callable[[], object]] = {
                 "receipt": lambda: producer.send("stays", b"x" * 200, deliver_at_ms=_now_ms() + AHEAD_MS),
@@ -191,7 +191,12 @@ def count_stays(sends: int = SENDS, names: Collection[str] = WAYS) -> dict[str, 
             def way(name: str) -> Way:
                 if name == "cancel":
                     producer.send("keyed", b"x" * 200, key="k", deliver_at_ms=_now_ms() + AHEAD_MS)
-                calls = watch.calls(ways[name])
+
+                def whole() -> None:
+                    ways[name]()
+                    time.sleep(SETTLE_S)
+
+                calls = watch.calls(whole)
                 return Way(set(calls), sum(one[0] != next_one[0] for one, next_one in pairwise(calls)))
 
             found: dict[str, Way] = {}

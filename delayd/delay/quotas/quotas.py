@@ -324,7 +324,8 @@ class Quotas:
         except DiskFull:
             self._set(wish, DiskReserve("this server's disk is full, and the quota is not set; free space there"))
             return
-        log.warning("operator action=set_quota subject=%s limits=%r", wish.subject.decode(), tuple(wish.limits))
+        subject, limits, servers = wish.subject.decode(), tuple(wish.limits), len(self._peers)
+        log.warning("operator action=set_quota subject=%s limits=%r servers=%d", subject, limits, servers)
         if wish.limits.any:
             self._limits[wish.subject] = wish.limits
             # Files that were restored since make the server count anew; the quota is in force all the same.
