@@ -6,7 +6,6 @@ next one, so a large directory needs no more memory than its largest hour.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,7 @@ from delayd.log.hour import (
     seal_place,
 )
 from delayd.log.log import Log, LogPlace, open_log, segment_name
-from delayd.log.segment import FileHeader, FileKind, Segment, create_segment, open_segment
-from delayd.log.segment_index import index_segment
+from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.machine.disk import Disk, RealDisk
 from delayd.outcome import Outcome
 from delayd.reading.files.stored_groups import segment_bases
@@ -111,16 +109,6 @@ class DirectoryWriter:
         for closed in (self._messages, self._target, self._seals):
             if closed is not None:
                 closed.close()
-        self._index(end_ms)
-
-    def _index(self, end_ms: int) -> None:
-        """Write the indexes of the target's segments that are complete."""
-        place = self._target.place
-        for base, end in pairwise(segment_bases(self._disk, place)):
-            path = f"{place.folder}/{segment_name(base)}"
-            segment = open_segment(self._disk, path, place.kind, place.log_id, write=False)
-            index_segment(self._disk, self._realtime, segment, end, 1, end_ms)
-            segment.close()
 
     def _remove_filed(self) -> None:
         """Remove the segments of the message log that are filed as a whole."""

@@ -11,7 +11,7 @@ uses.
 
 Logs only grow. So a file that an earlier call copied goes on where its copy ends, and a copy that is as long as it is
 to be is not read again. Files of a running server are copied up to the bytes of its cut (delayd.net.cut), and schedule
-logs up to those that the state counts. Left out is what a start makes again: the folders ``index`` and ``keys``, and
+logs up to those that the state counts. Left out is what a start makes again: the folder ``keys``, and
 what belongs to one process or one place.
 """
 

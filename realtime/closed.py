@@ -1,12 +1,11 @@
-"""Closed: each segment of the message log that gets no more groups is read once, beside the loop, and tallied and
-indexed.
+"""Closed: each segment of the message log that gets no more groups is read once, beside the loop, and tallied.
 
 The tally of a segment is written to the tally log before retention may remove the segment. A row whose bytes don't
 match its content hash is logged by name (rules S5, S6; docs/decisions.md, 0010). None of this is on the path of
 a request.
 
 Invariant: a piece reads a bounded part, and whatever fails is tried again after a while. A segment that can't be read
-is left out after some tries, so that it does not hold up the others. A failed index holds up nothing, not even a tally.
+is left out after some tries, so that it does not hold up the others.
 The tally log goes on where it ends; when it does not check it is set aside and made again for what is kept (rule L9).
 """
 
@@ -24,7 +23,6 @@ from delayd.batch.columns import BatchKind
 from delayd.errors import (
     CallerError,
     DamagedData,
-    DataError,
     DelaydError,
     DiskFull,
     NotWritable,
@@ -33,8 +31,6 @@ from delayd.errors import (
 )
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace, open_log
-from delayd.log.segment import Segment
-from delayd.log.segment_index import FOLDER, IndexMaker, index_groups, index_header, index_path, write_index
 from delayd.log.tally import Differing, Tallier, Tallies, covered, decode_tallies, encode_tallies, joined
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Done, Priority
@@ -59,9 +55,7 @@ class _Reading:
 
     begin: int
     end: int
-    last_crc32c: int  # The header's checksum of its last group.
-    maker: IndexMaker
-    tallier: Tallier | None  # None for a segment that is tallied already, and may lack its index.
+    tallier: Tallier
     at: int
     crc32c: int | None = None
     entries: Tallies | None = None
@@ -76,7 +70,6 @@ class ClosedSegments:
         self.end = tally_log.end  # How far the tally log is durable.
         self._message_log = message_log
         self._tally_log = tally_log
-        self._indexes = SegmentIndexes(site.disk, message_log.place, site.epoch)
         self._executor = site.worker
         self._clock = site.clock
         self._turn = site.alarms.alarm(self._go_on)
@@ -84,8 +77,6 @@ class ClosedSegments:
         self._under_way = False
         self._tries = 0
         self._hurries = self._loops = False
-        self._sweeps = self._indexes.any_below(message_log.start)
-        self._looked = message_log.start  # The indexes of all segments below this offset are written, or were given up.
         self._begin_from(tally_log.entries)
         self.look()
 
@@ -112,10 +103,8 @@ class ClosedSegments:
         """Read on after a pause, if there is something to read."""
         begin = self._message_log.segments[-1].base_offset
         self.rolls_at = begin + self._message_log.place.segment_bytes
-        if self._turn.at_ms is None and not self._under_way:
-            reads = begin > min(self._at, self._looked)
-            if reads or self._sweeps:
-                self._turn.after(pause_ms)
+        if self._turn.at_ms is None and not self._under_way and begin > self._at:
+            self._turn.after(pause_ms)
 
     def _go_on(self) -> None:
         if not self._under_way:
@@ -131,27 +120,17 @@ class ClosedSegments:
             self._hurries = self._start()
         self._loops = False
 
-    def sweep(self) -> None:
-        """Note that retention has removed segments: their indexes are removed when there is time."""
-        self._sweeps = True
-        self.look()
-
     def close(self) -> None:
         """Close the tally log."""
         self._tally_log.close()
 
     def _start(self) -> bool:
         """Start to read the next piece; False when there is none."""
-        if self._sweeps and not self._hurries:
-            self._sweeps, self._under_way = False, True
-            sweep = partial(self._indexes.remove_below, self._message_log.start)
-            self._executor.submit(sweep, self._swept, Priority.SPARE)
-            return True
         reading = self._reading = self._reading or self._next()
         if reading is None:
             return False
         self._under_way = True
-        work = partial(_piece, self._message_log, self._tally_log, self._indexes, reading, self._clock.now_ms())
+        work = partial(_piece, self._message_log, self._tally_log, reading, self._clock.now_ms())
         self._executor.submit(work, self._done, Priority.SPARE)
         return True
 
@@ -167,13 +146,9 @@ class ClosedSegments:
         segments = self._message_log.segments
         for segment, following in pairwise(segments):
             if segment.base_offset >= self._at:
-                return _reading(segment, following, Tallier(segment.base_offset))
+                begin = segment.base_offset
+                return _Reading(begin, following.base_offset, Tallier(begin), begin)
         self._at = max(self._at, segments[-1].base_offset)
-        # Retention waits for tallies, not for indexes.
-        for segment, following in () if self._hurries else pairwise(segments):
-            if segment.base_offset >= self._looked:
-                return _reading(segment, following, None)
-        self._looked = max(self._looked, segments[-1].base_offset)
         return None
 
     def _done(self, done: Done[bool]) -> None:
@@ -194,23 +169,8 @@ class ClosedSegments:
             self.hurry()
         self.look(PAUSE_MS)
 
-    def _swept(self, done: Done[None]) -> None:
-        self._under_way = False
-        try:
-            done.result()
-        except ServerStopped as error:
-            self.on_failure(error)
-            return
-        except (DelaydError, OSError) as error:
-            # Indexes that were left are removed with the next ones, or at the next start.
-            log.warning("indexes_not_removed reason=%r", str(error))
-        self.look()
-
     def _finished(self, reading: _Reading) -> None:
         self._reading, self.end = None, self._tally_log.end
-        if reading.tallier is None:
-            self._looked = reading.end
-            return
         self._tries = 0
         if reading.entries is None:
             self._begin_from(self._tally_log.entries)
@@ -228,12 +188,6 @@ class ClosedSegments:
     def _failed(self, reading: _Reading, error: DelaydError | OSError) -> None:
         self._reading = None
         self._hurries = False
-        if reading.tallier is None:
-            # A later read of the segment's messages reports what is wrong with it.
-            log.warning("segment_not_indexed begin=%d end=%d reason=%r", reading.begin, reading.end, str(error))
-            self._looked = reading.end
-            self.look(PAUSE_MS)
-            return
         self._tries += 1
         leaves_out = self._tries >= TRIES_MAX and not isinstance(error, PASSES)
         log.log(
@@ -257,31 +211,17 @@ class ClosedSegments:
         return f"{path} at byte {position}, row {found.row}: message {found.sequence} of {found.origin_log_id:016x}"
 
 
-def _reading(segment: Segment, following: Segment, tallier: Tallier | None) -> _Reading:
-    begin, end = segment.base_offset, following.base_offset
-    return _Reading(begin, end, following.header.previous_crc32c, IndexMaker(), tallier, begin)
-
-
-def _piece(message_log: Log, tally_log: TallyLog, indexes: SegmentIndexes, reading: _Reading, now_ms: int) -> bool:
+def _piece(message_log: Log, tally_log: TallyLog, reading: _Reading, now_ms: int) -> bool:
     """Read one piece of a segment, and write the results after the last one; return whether it was the last one."""
-    segment = reading.begin, reading.end, reading.last_crc32c
-    if reading.at == reading.begin and reading.tallier is None and indexes.has(*segment):
-        return True
     stop = min(reading.at + PIECE_BYTES, reading.end)
     try:
         for group in message_log.scan(reading.at, stop, reading.crc32c):
-            reading.maker.take(group)
-            if reading.tallier is not None:
-                reading.tallier.take(group)
+            reading.tallier.take(group)
             reading.at, reading.crc32c = group.end, group.header.header_crc32c
     except CallerError as error:
         raise DamagedData(*message_log.file_position(reading.at), f"the group there: {error.message}") from error
     if reading.at < reading.end:
         return False
-    if reading.crc32c == reading.last_crc32c:
-        indexes.write(*segment, reading.maker, now_ms)
-    if reading.tallier is None:
-        return True
     entries = reading.tallier.entries()
     if tally_log.add(entries, now_ms):
         reading.entries = entries
@@ -363,47 +303,3 @@ class TallyLog:
                 self._disk.rename(f"{folder}/{name}", f"{folder}/{name}.{self._epoch}{ASIDE_SUFFIX}")
         self._disk.sync_folder(folder)
         self.entries = joined(())
-
-
-class SegmentIndexes:
-    """The index files of one server."""
-
-    def __init__(self, disk: Disk, place: LogPlace, epoch: int) -> None:
-        self._disk = disk
-        self._log_id = place.log_id
-        self._folder = place.folder.rpartition("/")[0]
-        self._epoch = epoch
-
-    def has(self, begin: int, end: int, last_crc32c: int) -> bool:
-        """Whether a segment has a whole index; ``last_crc32c`` is of its last group."""
-        return index_groups(self._disk, self._folder, self._log_id, begin, end, last_crc32c) is not None
-
-    def write(self, begin: int, end: int, last_crc32c: int, maker: IndexMaker, now_ms: int) -> None:
-        """Write the index of a segment, durable on return.
-
-        Raises:
-            ServerStopped: the disk is in a state that only a restart resolves.
-        """
-        header = index_header(self._log_id, begin, end, last_crc32c, now_ms)
-        try:
-            write_index(self._disk, self._folder, header, maker, self._epoch)
-        except (DataError, OSError) as error:
-            # An audit then reads the segment itself.
-            log.warning("segment_not_indexed begin=%d end=%d reason=%r", begin, end, str(error))
-
-    def any_below(self, start: int) -> bool:
-        """Whether there may be indexes of removed segments; also True when that can't be read."""
-        try:
-            return bool(self._below(start))
-        except (DataError, OSError):
-            return True
-
-    def remove_below(self, start: int) -> None:
-        """Remove the indexes of segments that retention has removed: those that began below an offset."""
-        for base in self._below(start):
-            self._disk.remove(index_path(self._folder, base))
-
-    def _below(self, start: int) -> list[int]:
-        names = self._disk.list_folder(f"{self._folder}/{FOLDER}")
-        bases = [name.removesuffix(".log") for name in names]
-        return [int(base) for base in bases if base.isdecimal() and int(base) < start]

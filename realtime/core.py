@@ -457,7 +457,6 @@ class Core:
 
     def _old_removed(self) -> None:
         self._unseen.removed()
-        self._closed.sweep()
         self._trimming.begin()
 
     def _rebuilt(self, subject: Subject) -> None:

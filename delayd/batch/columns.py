@@ -42,8 +42,7 @@ class BatchKind(IntEnum):
     PULL = 6
     SEAL = 7
     TALLY = 8
-    INDEX = 9
-    ASKED = 10
+    ASKED = 10  # 9 was a segment's index.
 
 
 class ColumnId(IntEnum):
@@ -152,7 +151,6 @@ KIND_COLUMNS: dict[BatchKind, KindColumns] = {
     BatchKind.PULL: _exactly(ColumnId.ENTRY),
     BatchKind.SEAL: _exactly(ColumnId.SEAL),
     BatchKind.TALLY: _exactly(ColumnId.TALLY),
-    BatchKind.INDEX: _exactly(),
     BatchKind.ASKED: KindColumns(_RECEIPT, _RECEIPT | {ColumnId.WANTED_AT_MS}),
 }
 # Two facts on which readers rest. A column that breaks one needs another way to be read there first.

@@ -66,8 +66,7 @@ class FileKind(IntEnum):
     CHECKPOINT = 7
     SEAL = 8
     TALLY = 9
-    INDEX = 10
-    KEYS = 11
+    KEYS = 11  # 10 was the index of a segment.
 
 
 class FileHeader(NamedTuple):

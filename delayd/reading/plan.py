@@ -380,7 +380,7 @@ def plan_audit(
     helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
     # The pull logs are read before the message logs, so that each message that a group was given is found.
     consumed = tuple(read_consumption(disk, directory, torn) for directory in realtimes) if consumption else ()
-    indexer = TargetIndexer(disk, realtimes, torn, by_index=hours is not None)
+    indexer = TargetIndexer(disk, realtimes, torn)
     indexer.scan(newer=False, scan=scan)
     sizes = [dispatch_sizes(disk, directory) for directory in delays]
     snapshots = [

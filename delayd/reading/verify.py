@@ -31,9 +31,8 @@ from delayd.log.hour import decode_ended, decode_outcomes, dispatch_path, schedu
 from delayd.log.key_run import FOLDER as KEYS_FOLDER
 from delayd.log.key_run import STATE_KEY as KEYS_KEY
 from delayd.log.key_run import KnownRuns, read_run_file, run_path
-from delayd.log.log import LogPlace, segment_name
+from delayd.log.log import segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
-from delayd.log.segment_index import IndexMaker
 from delayd.log.tail import decided_behind, named_behind
 from delayd.log.tally import FOLDER, Tallier, Tallies, covered
 from delayd.machine.disk import Disk, NamedReads, RealDisk, open_named
@@ -59,7 +58,7 @@ from delayd.reading.proofs import read_proof_files
 from delayd.reading.seals import read_held, segment_differs
 
 HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Each file belongs to one hour.
-ALONE = (*HOURLY, FileKind.INDEX, FileKind.KEYS)  # Each of these files is a log of its own.
+ALONE = (*HOURLY, FileKind.KEYS)  # Each of these files is a log of its own.
 KINDS = {
     FileKind.MESSAGE: BatchKind.PRODUCER,
     FileKind.SCHEDULE: BatchKind.SCHEDULE,
@@ -68,7 +67,6 @@ KINDS = {
     FileKind.PULL: BatchKind.PULL,
     FileKind.SEAL: BatchKind.SEAL,
     FileKind.TALLY: BatchKind.TALLY,
-    FileKind.INDEX: BatchKind.INDEX,
 }
 STATE_KIND = "state"
 ACCEPTANCE_KIND, PROOF_KIND = "acceptance", "proof"
@@ -86,11 +84,10 @@ LOGS = {
         "consume": FileKind.CONSUME,
         "pull": FileKind.PULL,
         "tally": FileKind.TALLY,
-        "index": FileKind.INDEX,
     },
 }
 # The other folders hold a folder for each day or subject.
-ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally", "index", KEYS_FOLDER)
+ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally", KEYS_FOLDER)
 INNER_LOGS = ("schedule", "dispatch", "consume")
 Progress = Callable[[int, int], None]  # Files read, files in all.
 
@@ -337,8 +334,6 @@ def _read_groups(place: FileToVerify, segment: Segment, found: _Found) -> LogSoF
     ):
         end, crc = group.end, group.header.header_crc32c
         _check_group(segment, group, found)
-    if kind == FileKind.INDEX and place.named:
-        _check_index(segment, found, torn=bool(torn))
     if end < place.durable:
         position = segment.position(end)
         raise DamagedData(place.path, position, f"the checkpoint says that {place.durable - end} more bytes are there")
@@ -351,38 +346,6 @@ def _read_groups(place: FileToVerify, segment: Segment, found: _Found) -> LogSoF
         found.torn = torn[0]
         found.ends(FileState.TORN, found.torn.sentence)
     return None if kind in ALONE else LogSoFar(end, crc, found.sent)
-
-
-def _check_index(file: Segment, found: _Found, *, torn: bool) -> None:
-    """Check that an index says the same as its segment: the segment is read, and indexed once more."""
-    header = file.header
-    folder = file.path.rpartition("/")[0].rpartition("/")[0]
-    place = LogPlace(f"{folder}/message", FileKind.REALTIME, header.log_id)
-    path = f"{place.folder}/{segment_name(header.base_offset)}"
-    try:
-        segment = open_segment(file.disk, path, place.kind, place.log_id, write=False)
-    except FileNotFoundError:
-        found.ends(FileState.OK, f"retention has removed the segment of {file.path}; its server removes it, too")
-        return
-    except (UnfinishedFile, DataError):
-        return  # The segment has a report of its own.
-    try:
-        maker = IndexMaker()
-        scan = segment.scan(header.base_offset, segment.header.previous_crc32c)
-        for group in scan:
-            maker.take(group)
-    except DataError:
-        return
-    finally:
-        segment.close()
-    if scan.reason or torn:
-        return
-    expected = [bytes(batch) for group in maker.groups(0, 0) for batch in group.batches]
-    stands = [bytes(batch.buffer) for group in file.scan(header.base_offset, None) for _, batch in group.batches()]
-    if (header.number, header.previous_crc32c) != (scan.offset, scan.crc32c) or expected != stands:
-        raise DamagedData(
-            file.path, FILE_HEADER_BYTES, "it is not the index of its segment; remove it, it is made anew"
-        )
 
 
 def _sets_back(group: CommitGroup) -> bool:

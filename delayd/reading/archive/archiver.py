@@ -159,7 +159,7 @@ class _Run:
 
     def _index(self, directory: Directory) -> TargetIndex:
         torn: list[TornTail] = []
-        indexer = TargetIndexer(self.disk, [directory], torn, by_index=True)
+        indexer = TargetIndexer(self.disk, [directory], torn)
         indexer.scan(newer=False)
         return indexer.index()
 

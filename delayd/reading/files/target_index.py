@@ -33,7 +33,6 @@ from delayd.log.control import HelloHeard, decode_sound
 from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, content_position
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.log.segment_index import IndexedGroup
 from delayd.machine.disk import Disk, File, open_named
 from delayd.reading.files.directory import Directory
 from delayd.reading.files.row_arrays import (
@@ -56,7 +55,6 @@ from delayd.reading.files.stored_groups import (
     TornTail,
     followed,
     log_size,
-    read_by_index,
     read_known,
     segment_bases,
 )
@@ -127,7 +125,6 @@ class LogPiece(NamedTuple):
     start: int
     durable: int  # All below it is known to be durable.
     stop: int
-    by_index: bool  # Whether to read the index of a segment in its place, where there is one.
 
 
 class Chunk(NamedTuple):
@@ -174,15 +171,12 @@ def scan_piece(disk: Disk, piece: LogPiece) -> Iterator[Chunk]:
             each.clear()
         return found
 
-    read = read_by_index if piece.by_index else read_known
     # The bytes of each group are copied before the next group uses their memory.
-    for group in read(disk, place, (piece.start, piece.durable, piece.stop), torn):
+    for group in read_known(disk, place, (piece.start, piece.durable, piece.stop), torn):
         header = group.header
         groups.append(followed(group))
         base = bases[bisect.bisect_right(bases, header.offset) - 1]
-        if isinstance(group, IndexedGroup):
-            fronts.add_indexed(group, base)
-        elif isinstance(group, StoredGroup):
+        if isinstance(group, StoredGroup):
             raise AssertionError("a log that is read whole has no group without bodies")
         elif header.kind == GroupKind.DATA:
             fronts.add(group, base)
@@ -212,12 +206,8 @@ def scan_nothing(pieces: Sequence[LogPiece]) -> Iterable[Chunk]:
 class TargetIndexer:
     """Scans the message logs of realtime directories, twice: before and after the other logs' sizes are taken."""
 
-    def __init__(
-        self, disk: Disk, directories: Sequence[Directory], torn: list[TornTail], *, by_index: bool = False
-    ) -> None:
-        """``by_index``: read the index of a segment in its place, where there is one; few of its rows are wanted."""
+    def __init__(self, disk: Disk, directories: Sequence[Directory], torn: list[TornTail]) -> None:
         self._disk = disk
-        self._by_index = by_index
         self._torn = torn
         self._places = [LogPlace(one.message_folder, FileKind.REALTIME, one.log_id) for one in directories]
         self._starts = [(segment_bases(disk, place) or [0])[0] for place in self._places]
@@ -251,8 +241,7 @@ class TargetIndexer:
         for number, place in enumerate(self._places):
             stop = log_size(self._disk, place)
             if stop > self._read[number]:
-                bounds = self._read[number], self._durable[number], stop
-                pieces.append(LogPiece(number, place, *bounds, self._by_index))
+                pieces.append(LogPiece(number, place, self._read[number], self._durable[number], stop))
         here = (chunk for piece in pieces for chunk in scan_piece(self._disk, piece))
         for chunk in here if scan is None else scan(pieces):
             self._take(chunk, newer)
@@ -365,7 +354,7 @@ def _decided_before(batches: Batches, greetings: Sequence[LoggedHello], origin: 
     highest = (0, 0)
     for greeting in greetings:
         if greeting.watermark <= highest:
-            continue
+            raise AssertionError("a log that is read whole has no group without bodies")
         highest = greeting.watermark
         covered = _covered(batches, highest) & (batches["offset"] > greeting.offset)
         if covered.any():
@@ -410,15 +399,6 @@ class _Fronts:
         if not whole.all():
             self._fail(segment_base, header.offset + int(begins[np.argmin(whole)]))
         self._put(header, segment_base, fronts, (sizes, begins), (words, ((begins + heap_at) >> 3) + 1, ends))
-
-    def add_indexed(self, group: IndexedGroup, segment_base: int) -> None:
-        """Gather the batches of a group from an index that has proved right; all of them are DISPATCH batches."""
-        sizes = group.sizes
-        begins = np.cumsum(sizes) - sizes + content_position(len(sizes))
-        starts = group.name_starts[:-1]
-        lengths = group.names.view(np.uint32).take(2 * starts).astype(np.int64)
-        fronts = group.fronts.view(np.uint64).reshape(-1, len(FRONT_WORDS))
-        self._put(group.header, segment_base, fronts, (sizes, begins), (group.names, starts + 1, lengths))
 
     def _put(
         self,
