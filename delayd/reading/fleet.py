@@ -10,10 +10,7 @@ D that retention has removed from A: they are audited from the archive, and what
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.archive.store import is_archive, open_store
@@ -28,9 +25,8 @@ from delayd.reading.books import (
     seal_books,
 )
 from delayd.reading.files.origins import MessageTail
-from delayd.reading.files.row_arrays import Batches
 from delayd.reading.files.stored_groups import until_still
-from delayd.reading.files.target_index import NO_INDEX, Scan, TargetIndex
+from delayd.reading.files.target_index import NO_INDEX, Scan
 from delayd.reading.findings import HourKey, conservation
 from delayd.reading.plan import AuditPlan, plan_audit
 from delayd.reading.proved import ProvedHours
@@ -143,7 +139,7 @@ class Fleet:
         self._disk, self._archives = disk, archives
         self._left_out: set[HourKey] = set()  # Hours that were proved before.
         if archives is not None:
-            self._compare_seals(archives)
+            archives.compare_seals(plan, self.seals)
         if proved:
             self._leave_out(proved, archives)
         if archives is None:
@@ -163,9 +159,14 @@ class Fleet:
         """The hours of archives, each with the targets whose logs are here and of which no archive has its rows."""
         if self._archives is None:
             return ()
+        from delayd.reading.archive.pieces import batches_by_hour, live_beside
+
         index = self.plan.index
-        batches, none = _by_hour(index), index.batches[:0]
-        return [replace(hour, live=_live_of(hour, index, batches.get(hour.key, none))) for hour in self._archives.hours]
+        batches, none = batches_by_hour(index), index.batches[:0]
+        return [
+            replace(hour, live=live_beside(hour.archived, index, batches.get(hour.key, none)))
+            for hour in self._archives.hours
+        ]
 
     def report(
         self, live: Iterable[HourResult], archived: "Iterable[ArchivedResult]", findings_limit: int | None
@@ -253,31 +254,3 @@ class Fleet:
             known = {hour.key for hour in archives.hours if proved.get(hour.key) == hour.seal.sha256}
             self._left_out |= known
             archives.hours = [hour for hour in archives.hours if hour.key not in known]
-
-    def _compare_seals(self, archives: "ArchivedBooks") -> None:
-        """Compare the seals of archives with those of the directories."""
-        for origin in self.plan.origins:
-            book = self.seals[origin.log_id]
-            standing = [number for number, seal in enumerate(book.seals) if book.has_standing(seal.facts.hour)]
-            archives.compare_seals(origin.snapshot.directory.path, origin.log_id, book.seals, standing)
-
-
-def _by_hour(index: TargetIndex) -> dict[HourKey, Batches]:
-    """The batches of an index by delay server and hour, each in the order of the index."""
-    batches = index.batches
-    batches = batches[np.lexsort((batches["hour"], batches["origin_log_id"]))]
-    begins = np.ones(len(batches), np.bool_)
-    begins[1:] = batches["hour"][1:] != batches["hour"][:-1]
-    begins[1:] |= batches["origin_log_id"][1:] != batches["origin_log_id"][:-1]
-    bounds = [*np.flatnonzero(begins).tolist(), len(batches)]
-    parts = [batches[first:until] for first, until in pairwise(bounds)]
-    return {(int(part["origin_log_id"][0]), int(part["hour"][0])): part for part in parts}
-
-
-def _live_of(hour: "HourFiles", index: TargetIndex, batches: Batches) -> TargetIndex:
-    """The targets of an index of which an archived hour has no file, with those of its batches that they hold."""
-    archived = {file.note.key.log_id for file in hour.messages}
-    numbers = [number for number, target in enumerate(index.targets) if target.log_id not in archived]
-    own = batches[np.isin(batches["target"], numbers)]
-    own["target"] = np.searchsorted(numbers, own["target"])
-    return TargetIndex(tuple(index.targets[number] for number in numbers), own, index.subjects if len(own) else (), ())

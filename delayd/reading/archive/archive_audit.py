@@ -9,8 +9,8 @@ Notes are read first, by one process. Then each hour can be audited by itself, b
 Importing it needs pyarrow.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -27,16 +27,24 @@ from delayd.reading.archive.notes import (
     Note,
     key_of_note,
 )
-from delayd.reading.archive.pieces import HeldRows, audit_pieces, fetch_checked, fetch_note, seal_of, with_bounds
-from delayd.reading.archive.rows import read_message, read_schedule
+from delayd.reading.archive.pieces import (
+    HeldRows,
+    audit_pieces,
+    fetch_checked,
+    fetch_note,
+    held_rows,
+    live_rows,
+    seal_of,
+    with_bounds,
+)
+from delayd.reading.archive.rows import read_schedule
 from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.audit import LATE_MS_LIMIT, AuditTerms
 from delayd.reading.books import FINDINGS_LIMIT, AuditReport, HourResult, report_hours
-from delayd.reading.files.row_arrays import Sorter, Target, TargetRows
-from delayd.reading.files.target_index import NO_INDEX, TargetIndex, read_target_rows
+from delayd.reading.files.target_index import NO_INDEX, TargetIndex
 from delayd.reading.findings import Finding, Findings, HourKey, HourSummary, conservation, join_findings, join_parts
 from delayd.reading.plan import AuditPlan
-from delayd.reading.seals import SealCheck, SealReport, SealState
+from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState
 
 Progress = Callable[[int, int], None]  # Hours audited, hours in all.
 Open = Callable[[str], ArchiveStore]  # Gives the store of an archive by its URI.
@@ -113,6 +121,11 @@ class HourFiles:
         return self.schedule.note.key.origin, self.schedule.note.key.hour
 
     @property
+    def archived(self) -> set[int]:
+        """The realtime servers of which archives have a file, by log_id."""
+        return {file.note.key.log_id for file in self.messages}
+
+    @property
     def seal(self) -> Seal:
         """The seal of the hour."""
         return seal_of(self.schedule.note)
@@ -165,19 +178,11 @@ class _HourRun:
     def held(self, folder: Path) -> Iterator[HeldRows]:
         """What each realtime server holds of the hour; one with a damaged file is left out."""
         for file in self._hour.messages:
-            rows: Iterator[TargetRows] = iter(())
-            if file.note.sha256:
-                try:
-                    rows = read_message(file.name, file.note.key, self._fetch(file, folder))
-                except DamagedData as error:
-                    self.fault(file.note.key, f"{error.path}: {error.what}")
-                    continue
-            yield HeldRows(Target(file.name, file.note.key.log_id, file.note.start_offset), rows)
-        live, disk = self._hour.live, RealDisk()
-        for number, target in enumerate(live.targets):
-            own = live.batches[live.batches["target"] == number]
-            found = [read_target_rows(disk, live, own)] if len(own) else []
-            yield HeldRows(target, (replace(Sorter().stored(each), targets=(target,)) for each in found))
+            try:
+                yield held_rows(self._open(file.uri), file.note, folder)
+            except DamagedData as error:
+                self.fault(file.note.key, f"{error.path}: {error.what}")
+        yield from live_rows(self._hour.live)
 
     def compare_removed(self, held: Sequence[HeldRows]) -> int:
         """Compare the seal of an hour whose rows are nowhere any more with what realtime servers held of it; count
@@ -238,14 +243,21 @@ class ArchivedBooks:
             self._verified.add(result.key)
         return result.hour
 
-    def compare_seals(self, path: str, log_id: int, seals: Sequence[Seal], standing: Iterable[int]) -> None:
-        """Compare with the seals of a delay server's own directory; it has the rows of those that are standing."""
-        for number in standing:
-            self._gaps.pop((log_id, number), None)
-        for hour in self._every:
+    def compare_seals(self, plan: AuditPlan, books: Mapping[int, SealBook]) -> None:
+        """Compare with the seals of the delay servers of a plan, by their log_ids; they have the rows of those that are
+        standing.
+        """
+        for origin in plan.origins:
+            book = books[origin.log_id]
+            for number, seal in enumerate(book.seals):
+                if book.has_standing(seal.facts.hour):
+                    self._gaps.pop((origin.log_id, number), None)
+            own = [hour for hour in self._every if hour.key[0] == origin.log_id]
+            self._compare(origin.snapshot.directory.path, book.seals, own)
+
+    def _compare(self, path: str, seals: Sequence[Seal], hours: Sequence[HourFiles]) -> None:
+        for hour in hours:
             number = hour.seal.number
-            if hour.key[0] != log_id:
-                continue
             if number >= len(seals):
                 what = f"{hour.schedule.uri}/{hour.schedule.note.key.note}: {path} has no seal {number}"
                 self.faults.append(_fault(hour.schedule.note.key, f"{what}, so it is an older copy"))

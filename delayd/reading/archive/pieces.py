@@ -1,22 +1,34 @@
-"""Pieces: an archived hour, some rows at a time, from files that are what their notes name.
+"""Pieces: an archived hour, some rows at a time, from files that are what their notes name, and from realtime logs.
 
 Importing it needs pyarrow.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from delayd.errors import DamagedData
 from delayd.log.hour import NO_OUTCOMES, OutcomeRows, Seal
+from delayd.machine.disk import RealDisk
 from delayd.reading.archive.notes import ArchivedKey, Note, decode_note, file_sha256
-from delayd.reading.archive.rows import join_pieces, join_targets
+from delayd.reading.archive.rows import join_pieces, join_targets, read_message
 from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.audit import AuditTerms, FiledByLog, audit_hour
-from delayd.reading.files.row_arrays import BATCH, RowCollector, ScheduleRows, Sparse, Target, TargetRows
-from delayd.reading.findings import Findings, HourSummary
+from delayd.reading.files.row_arrays import (
+    BATCH,
+    Batches,
+    RowCollector,
+    ScheduleRows,
+    Sorter,
+    Sparse,
+    Target,
+    TargetRows,
+)
+from delayd.reading.files.target_index import TargetIndex, read_target_rows
+from delayd.reading.findings import Findings, HourKey, HourSummary
 from delayd.reading.seals import SealCheck
 from delayd.reading.tables import SealedRows
 
@@ -78,7 +90,7 @@ class HeldRows:
     def __init__(self, target: Target, pieces: Iterator[TargetRows]) -> None:
         none = np.empty(0, np.int64)
         ids = none.view(np.uint64)
-        self.pieces = pieces
+        self.pieces, self.target = pieces, target
         self._rest = TargetRows(ids, none, none, np.empty(0, BATCH), (target,), (), ids)
 
     def below(self, until: int | None) -> TargetRows:
@@ -93,6 +105,47 @@ class HeldRows:
         end = len(last.sequence) if until is None else int(np.searchsorted(last.sequence, np.uint64(until)))
         self._rest, taken[-1] = last.take(slice(end, len(last.sequence))), last.take(slice(0, end))
         return join_pieces(taken)
+
+
+def held_rows(store: ArchiveStore, note: Note, folder: Path) -> HeldRows:
+    """What an archive says that a realtime server holds of an hour. Raises DamagedData as `fetch_checked`."""
+    key, name = note.key, f"{store.uri}/{note.key.file}"
+    rows: Iterator[TargetRows] = iter(())
+    if note.sha256:
+        rows = read_message(name, key, fetch_checked(store, note, folder))
+    return HeldRows(Target(name, key.log_id, note.start_offset), rows)
+
+
+def live_rows(live: TargetIndex) -> Iterator[HeldRows]:
+    """What each target of an index holds, whose batches are all of one hour and delay server."""
+    disk = RealDisk()
+    for number, target in enumerate(live.targets):
+        own = live.batches[live.batches["target"] == number]
+        found = [read_target_rows(disk, live, own)] if len(own) else []
+        yield HeldRows(target, (replace(Sorter().stored(each), targets=(target,)) for each in found))
+
+
+def batches_by_hour(index: TargetIndex) -> dict[HourKey, Batches]:
+    """The batches of an index by delay server and hour, each in the order of the index."""
+    batches = index.batches
+    batches = batches[np.lexsort((batches["hour"], batches["origin_log_id"]))]
+    begins = np.ones(len(batches), np.bool_)
+    begins[1:] = batches["hour"][1:] != batches["hour"][:-1]
+    begins[1:] |= batches["origin_log_id"][1:] != batches["origin_log_id"][:-1]
+    bounds = [*np.flatnonzero(begins).tolist(), len(batches)]
+    parts = [batches[first:until] for first, until in pairwise(bounds)]
+    return {(int(part["origin_log_id"][0]), int(part["hour"][0])): part for part in parts}
+
+
+def live_beside(archived: Container[int], index: TargetIndex, batches: Batches) -> TargetIndex:
+    """The targets of an index of which no archive has a file of an hour, with those of its batches that they hold.
+
+    ``archived`` are the targets by log_id of which one has.
+    """
+    numbers = [number for number, target in enumerate(index.targets) if target.log_id not in archived]
+    own = batches[np.isin(batches["target"], numbers)]
+    own["target"] = np.searchsorted(numbers, own["target"])
+    return TargetIndex(tuple(index.targets[number] for number in numbers), own, index.subjects if len(own) else (), ())
 
 
 def with_bounds(pieces: Iterator[SealedRows]) -> Iterator[tuple[SealedRows, int | None]]:

@@ -17,29 +17,31 @@ from delayd.batch.columns import Int64s
 from delayd.errors import DamagedData
 from delayd.hours import HOUR_MS, hour_name
 from delayd.machine.disk import RealDisk
-from delayd.reading.archive.notes import ArchivedKey, Note
+from delayd.reading.archive.notes import Note
 from delayd.reading.archive.pieces import (
     NOT_SEALED,
     ArchivedRows,
-    HeldRows,
     audit_pieces,
     fetch_checked,
     fetch_note,
+    live_rows,
     seal_of,
     with_bounds,
 )
-from delayd.reading.archive.rows import join_targets, read_message, read_schedule
+from delayd.reading.archive.rows import join_targets, read_schedule
 from delayd.reading.archive.store import ArchiveStore, open_store
 from delayd.reading.audit import AuditTerms
 from delayd.reading.books import audit_books, seal_books
 from delayd.reading.conditions import Comparison, due_ms_max
 from delayd.reading.files.items import read_items
 from delayd.reading.files.origins import MessageTail
-from delayd.reading.files.row_arrays import Target, TargetRows, UInt64s
+from delayd.reading.files.row_arrays import UInt64s
+from delayd.reading.files.target_index import NO_INDEX, TargetIndex
 from delayd.reading.findings import COUNTS, QUANTILES, Finding, Findings, HourSummary, join_findings, join_parts
 from delayd.reading.plan import AuditPlan, HourBooks, plan_hours
 from delayd.reading.seals import SealBook, SealCheck
 from delayd.reading.tables import TABLES, Cells, Columns, HourTables, Value, columns_of, count_rows
+from delayd.reading.views.held import ArchivedAtTargets, PlacedFile, fetch_held
 from delayd.reading.views.query import AT_TARGETS, AUDITED, HOURS, ViewQuery
 
 HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoch.
@@ -56,23 +58,32 @@ class DirectoryHours:
     """Hours of a plan, with the ends of their message logs; None: the part reads these itself.
 
     ``shares`` says of an hour that several parts read which of its pieces this one reads: each n-th from the k-th on.
-    ``damaged`` says of hours what is wrong with their files.
+    ``damaged`` says of hours what is wrong with their files. ``held`` has files of archives that say more than the
+    realtime logs do of what targets hold of an hour.
     """
 
     plan: AuditPlan
     tails: tuple[MessageTail, ...] | None
     shares: Mapping[HourOf, tuple[int, int]]
     damaged: Mapping[HourOf, str]
+    held: Mapping[HourOf, Sequence[PlacedFile]]
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedHour:
-    """An hour of an archive: its schedule, and what realtime servers held of it."""
+    """An hour of an archive: its schedule, and what realtime servers held of it.
 
-    uri: str
-    schedule: ArchivedKey
-    messages: tuple[ArchivedKey, ...]
+    ``live`` has the targets whose logs are here and whose rows of this hour no archive has, with their batches of it.
+    """
+
+    schedule: PlacedFile
+    messages: tuple[PlacedFile, ...]
     terms: AuditTerms
+    live: TargetIndex = NO_INDEX
+
+    @property
+    def key(self) -> HourOf:
+        return self.schedule.key.origin, self.schedule.key.hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +131,8 @@ def _read_directories(query: ViewQuery, hours: DirectoryHours) -> Iterator[pa.Re
     whole, wanted = query.view in AUDITED, _wanted_subjects(query)
     for hour in plan_hours(disk, hours.plan, hours.tails, whole=whole, wanted=wanted):
         key = hour.log_id, hour.hour
+        if files := hours.held.get(key):
+            hour = ArchivedAtTargets.of(hour, files)
         what = hours.damaged.get(key)
         if what is None:
             try:
@@ -158,11 +171,10 @@ def _audit_directory_hour(
 
 
 def _read_archived(query: ViewQuery, hour: ArchivedHour) -> Iterator[pa.RecordBatch]:
-    key = hour.schedule.origin, hour.schedule.hour
-    store = open_store(hour.uri)
+    key, store = hour.key, open_store(hour.schedule.uri)
     try:
         with TemporaryDirectory() as folder:
-            note = fetch_note(store, hour.schedule, Path(folder))
+            note = fetch_note(store, hour.schedule.key, Path(folder))
             # Without a digest retention was faster than the archiver.
             if note.sha256 and _may_be_due(query, note):
                 yield from _archived_rows(query, hour, store, note, Path(folder))
@@ -176,7 +188,9 @@ def _archived_rows(
     query: ViewQuery, hour: ArchivedHour, store: ArchiveStore, note: Note, folder: Path
 ) -> Iterator[pa.RecordBatch]:
     log_id, number = note.key.origin, note.key.hour
-    held = [_held(store, key, folder) for key in hour.messages] if query.view in AT_TARGETS else []
+    held = []
+    if query.view in AT_TARGETS:
+        held = [*(fetch_held(file, folder) for file in hour.messages), *live_rows(hour.live)]
     if query.view == "message":
         for each in held:
             for piece in each.pieces:
@@ -194,14 +208,6 @@ def _archived_rows(
     for rows, until in with_bounds(read_schedule(name, note.key, path, conditions)):
         realtime = join_targets([each.below(until) for each in held])
         yield from _table(query, ArchivedTables(ArchivedRows(log_id, number, hour.terms, rows, realtime)))
-
-
-def _held(store: ArchiveStore, key: ArchivedKey, folder: Path) -> HeldRows:
-    note, name = fetch_note(store, key, folder), f"{store.uri}/{key.file}"
-    rows: Iterator[TargetRows] = iter(())
-    if note.sha256:
-        rows = read_message(name, key, fetch_checked(store, note, folder))
-    return HeldRows(Target(name, key.log_id, note.start_offset), rows)
 
 
 def _may_be_due(query: ViewQuery, note: Note) -> bool:
@@ -237,10 +243,11 @@ def _table(query: ViewQuery, tables: HourTables, hour: HourBooks | None = None) 
         return read_items(hour.disk, hour.origin.snapshot, hour.hour, tables.schedule.take(rows), query.items)
 
     def make(name: str) -> Cells:
-        if name == PLACE and hour is None:
+        if name == PLACE and is_mixed:
             return Cells(np.zeros(count, np.int64), np.zeros(count, np.bool_))
         return columns[name][1](tables)
 
+    is_mixed = hour is None or (query.view == "message" and isinstance(hour, ArchivedAtTargets))
     kind = TABLES[query.view]
     columns, count = kind.columns, kind.count(tables)
     return query.batches(count, make, items)

@@ -1,8 +1,12 @@
 """Planning: which hours of a view lie where, and which part reads which of them.
 
-Invariants. The plan fixes what is read (rule P3). An hour of a delay server is read once: from the directory that has
-its files, unless these are damaged and an archive has it; else from the first archive that has it. No row is read here
-but of tables that are small.
+Invariants. The plan fixes what is read (rule P3). No row is read here but of tables that are small. Each table of an
+hour is read once, from the place that has it, as an audit of the same places does:
+
+1. The schedule and its outcomes: from the directory that has their files. If these are damaged, or the directory does
+   not know that the hour was sealed and so is an older copy: from the first archive that has the hour, if one has.
+2. What targets hold: see `delayd.reading.views.held`. A directory's hour is read without archives if the realtime logs
+   have as many rows of it as its seal says were handed over, or might have been.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,8 +22,9 @@ from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name
 from delayd.log.hour import Seal, dispatch_path, schedule_path
 from delayd.machine.disk import RealDisk
+from delayd.reading.archive.archive_audit import ArchivedBooks
 from delayd.reading.archive.notes import MESSAGE, NOTES, SCHEDULE, ArchivedKey, Note, key_of_note
-from delayd.reading.archive.pieces import fetch_note, seal_of
+from delayd.reading.archive.pieces import batches_by_hour, fetch_note, live_beside, seal_of
 from delayd.reading.archive.store import ArchiveStore, is_archive, open_store
 from delayd.reading.audit import AuditTerms, Span, Spans
 from delayd.reading.books import plan_faults, seal_books
@@ -27,10 +32,12 @@ from delayd.reading.conditions import common_hours, due_ms_max
 from delayd.reading.files.directory import Role, find_directories, take_snapshot
 from delayd.reading.files.origins import HourRows, LoggedDecisions, MessageTail
 from delayd.reading.files.stored_groups import until_still
-from delayd.reading.files.target_index import Chunk, LogPiece, scan_nothing, scan_piece
+from delayd.reading.files.target_index import NO_INDEX, Chunk, LogPiece, scan_nothing, scan_piece
+from delayd.reading.findings import Finding
 from delayd.reading.plan import PART_ROWS_MAX, AuditedOrigin, AuditPlan, plan_audit
 from delayd.reading.seals import SealBook, sealed_facts
 from delayd.reading.tables import SUMS, TABLES, Columns, Value, columns_of
+from delayd.reading.views.held import PlacedFile
 from delayd.reading.views.parts import (
     DAMAGED,
     ArchivedHour,
@@ -53,6 +60,7 @@ class Share(NamedTuple):
     first: int
     step: int
     rows: int
+    held: tuple[PlacedFile, ...] = ()  # Files of archives that say what targets held of it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,7 @@ def plan_view(query: ViewQuery, places: Sequence[str], tasks: int, now_ms: int) 
         return [ViewPart(query, rows=rows)]
     archived = {} if query.view in BY_LOG else _archived_hours(query, stores, now_ms)
     shares = [] if planned is None else list(_shares(query, planned, archived, tasks))
-    units: list[Share | ArchivedHour] = [*sorted(shares, key=lambda share: -share.rows), *archived.values()]
+    units: list[Share | ArchivedHour] = [*sorted(shares, key=lambda share: -share.rows), *_beside(planned, archived)]
     dealt: list[list[Share | ArchivedHour]] = [[] for _ in range(tasks)]
     for number, unit in enumerate(units):
         dealt[number % tasks].append(unit)
@@ -143,18 +151,25 @@ def _sort_damage(plan: AuditPlan, damage: Iterable[DamagedData]) -> tuple[dict[H
 
 def _archived_hours(query: ViewQuery, stores: Sequence[ArchiveStore], now_ms: int) -> dict[HourOf, ArchivedHour]:
     terms = AuditTerms(now_ms, Spans(Span(0, 0)))
-    found: dict[HourOf, ArchivedHour] = {}
+    schedules: dict[HourOf, PlacedFile] = {}
+    messages: dict[HourOf, dict[int, PlacedFile]] = {}
     for store in stores:
-        keys = archived_keys(store)
-        messages: dict[HourOf, list[ArchivedKey]] = {}
-        for key in keys:
+        for key in archived_keys(store):
+            hour, file = (key.origin, key.hour), PlacedFile(store.uri, key)
             if key.table == MESSAGE:
-                messages.setdefault((key.origin, key.hour), []).append(key)
-        for key in keys:
-            hour = key.origin, key.hour
-            if key.table == SCHEDULE and query.wants(*hour):
-                found.setdefault(hour, ArchivedHour(store.uri, key, tuple(messages.get(hour, ())), terms))
-    return found
+                messages.setdefault(hour, {}).setdefault(key.log_id, file)
+            elif query.wants(*hour):
+                schedules.setdefault(hour, file)
+    return {hour: ArchivedHour(file, tuple(messages.get(hour, {}).values()), terms) for hour, file in schedules.items()}
+
+
+def _beside(planned: PlannedDirectories | None, archived: Mapping[HourOf, ArchivedHour]) -> Iterator[ArchivedHour]:
+    """The hours of archives, with what targets hold whose logs are here and of which no archive has a file."""
+    index = NO_INDEX if planned is None else planned.plan.index
+    batches, none = batches_by_hour(index), index.batches[:0]
+    for key, hour in archived.items():
+        live = live_beside({file.key.log_id for file in hour.messages}, index, batches.get(key, none))
+        yield replace(hour, live=live)
 
 
 def archived_keys(store: ArchiveStore) -> list[ArchivedKey]:
@@ -170,20 +185,22 @@ def _shares(
 ) -> Iterator[Share]:
     """The hours of directories that are read there; they are taken out of ``archived``."""
     for index, origin in enumerate(planned.plan.origins):
-        late = _later_hours(query, origin)
+        late, lacking = _later_hours(query, origin), _lacking_hours(query, planned.plan, origin) if archived else set()
         unfiled = planned.tails[index].unfiled.counts()
         for hour in origin.hours:
             key = origin.log_id, hour
-            if not query.wants(*key) or (key in planned.damaged and key in archived):
+            is_whole = key not in planned.damaged and origin.snapshot.is_sealed(hour)
+            if not query.wants(*key) or (key in archived and not is_whole):
                 continue
-            archived.pop(key, None)
+            there = archived.pop(key, None)
+            held = there.messages if there is not None and hour in lacking else ()
             if hour in late:
                 continue
             rows = origin.snapshot.counted(hour) + unfiled.get(hour, 0)
             # An audit of an hour adds up in one place.
             step = 1 if query.view in AUDITED else min(tasks, -(-rows // PART_ROWS_MAX)) or 1
             for first in range(step):
-                yield Share(index, hour, first, step, rows // step)
+                yield Share(index, hour, first, step, rows // step, held)
 
 
 def _later_hours(query: ViewQuery, origin: AuditedOrigin) -> set[int]:
@@ -194,6 +211,17 @@ def _later_hours(query: ViewQuery, origin: AuditedOrigin) -> set[int]:
     facts = sealed_facts(RealDisk(), origin.snapshot)
     sealed = {hour for hour in facts if origin.snapshot.is_sealed(hour)}
     return {hour for hour in sealed if facts[hour].due_min_ms > latest_ms}
+
+
+def _lacking_hours(query: ViewQuery, plan: AuditPlan, origin: AuditedOrigin) -> set[int]:
+    """Sealed hours of which the realtime logs have fewer rows than were handed over, or might have been."""
+    if query.view not in AT_TARGETS:
+        return set()
+    own = plan.index.batches[plan.index.batches["origin_log_id"] == origin.log_id]
+    hours, at = np.unique(own["hour"], return_inverse=True)
+    rows = dict(zip(hours.tolist(), np.bincount(at, own["count"], len(hours)).tolist(), strict=True))
+    sealed = sealed_facts(RealDisk(), origin.snapshot)
+    return {hour for hour, facts in sealed.items() if rows.get(hour, 0) < facts.dispatched + facts.in_doubt}
 
 
 def _part(query: ViewQuery, planned: PlannedDirectories | None, units: Sequence[Share | ArchivedHour]) -> ViewPart:
@@ -209,7 +237,8 @@ def _part(query: ViewQuery, planned: PlannedDirectories | None, units: Sequence[
         asked = [[hour for each, hour in chosen if each == index] for index in range(len(origins))]
         tails = tuple(map(_tail_of, planned.tails, asked))
     damaged = {key: what for key, what in planned.damaged.items() if key in read}
-    return ViewPart(query, DirectoryHours(planned.plan.only(chosen), tails, read, damaged), archived)
+    held = {(origins[each.origin].log_id, each.hour): each.held for each in shares if each.held}
+    return ViewPart(query, DirectoryHours(planned.plan.only(chosen), tails, read, damaged, held), archived)
 
 
 def _tail_of(tail: MessageTail, hours: Sequence[int]) -> MessageTail:
@@ -229,6 +258,8 @@ def _known_rows(
         seals = {(seal.log_id, seal.number): seal for seal in _seals(planned, stores)}
         wanted = [seal for _, seal in sorted(seals.items()) if query.wants(seal.log_id, seal.facts.hour)]
         yield columns_of(SEAL_TYPES, [_seal_row(seal) for seal in wanted])
+    elif query.view == FINDINGS:
+        yield columns_of(AUDITED[FINDINGS], [finding_row(each) for each in _totals(query, planned, stores)])
     elif planned is None:
         return
     elif query.view in SUMS:
@@ -236,10 +267,19 @@ def _known_rows(
     elif query.view == HOURS and planned.damage:
         damage = [hour_row((log_id, 0), DAMAGED, what, None) for log_id, what in planned.damage]
         yield columns_of(AUDITED[HOURS], damage)
-    elif query.view == FINDINGS:
-        disk = RealDisk()
-        faults = plan_faults(disk, planned.plan, seal_books(disk, planned.plan))
-        yield columns_of(AUDITED[FINDINGS], [finding_row(each) for each in faults])
+
+
+def _totals(query: ViewQuery, planned: PlannedDirectories | None, stores: Sequence[ArchiveStore]) -> Iterator[Finding]:
+    """Findings about totals, of no single message."""
+    disk, plan = RealDisk(), None if planned is None else planned.plan
+    seals = {} if plan is None else seal_books(disk, plan)
+    if plan is not None:
+        yield from plan_faults(disk, plan, seals)
+    if stores:
+        books = ArchivedBooks(stores, query.hours)
+        if plan is not None:
+            books.compare_seals(plan, seals)
+        yield from books.totals()
 
 
 def _seals(planned: PlannedDirectories | None, stores: Sequence[ArchiveStore]) -> Iterator[Seal]:

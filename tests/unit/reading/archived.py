@@ -24,9 +24,9 @@ SCHEDULE_KEY = ArchivedKey(SCHEDULE, HOUR, DELAY_ID, DELAY_ID)
 MESSAGE_KEY = ArchivedKey(MESSAGE, HOUR, REALTIME_ID, DELAY_ID)
 
 
-def write_books(path: Path) -> Books:
+def write_books(path: Path, segment_bytes: int = 256 << 20) -> Books:
     """Hours with rows of two subjects and each kind of outcome, all of them sealed."""
-    books = Books(str(path))
+    books = Books(str(path), segment_bytes=segment_bytes)
     for hour in range(HOURS):
         begin = START_MS + hour * HOUR_MS
         for part in range(2):

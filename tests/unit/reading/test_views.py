@@ -1,7 +1,9 @@
 """Views: which hours and rows are read, by whom, and what damage costs."""
 
 import pickle
-from collections.abc import Sequence
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -14,18 +16,19 @@ from delayd.hours import hour_name
 from delayd.machine.disk import RealDisk
 from delayd.reading import plan as plans
 from delayd.reading.archive.archiver import archive_directory
-from delayd.reading.archive.store import open_store
+from delayd.reading.archive.store import FolderStore, open_store
 from delayd.reading.conditions import EVERY_HOUR, Comparison, Condition, Value, common_hours, due_ms_max
 from delayd.reading.files.directory import find_directories, take_snapshot
 from delayd.reading.files.items import read_items
 from delayd.reading.files.origins import NO_HOURS, read_hour
+from delayd.reading.files.stored_groups import segment_bases
 from delayd.reading.tables import Cells
 from delayd.reading.views import planning
 from delayd.reading.views.parts import ViewPart
 from delayd.reading.views.planning import plan_view
 from delayd.reading.views.query import ViewQuery, types_of
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
-from tests.unit.reading.archived import HOURS, NOW_MS, write_books
+from tests.unit.reading.archived import HOURS, NOW_MS, SCHEDULE_KEY, audited_fleet, write_books
 
 TEXT = Cells(np.array([0, 1, 2, 3, 0]), np.array([True, True, True, False, True]), ["b", "ab", "c", ""])
 LONG = Cells(np.array([3, -1, 7, 0, 3]), np.array([True, True, True, False, True]))
@@ -58,7 +61,7 @@ def rows_of(parts: Sequence[ViewPart]) -> list[dict[str, object]]:
 
 def hours_read(parts: Sequence[ViewPart]) -> set[int]:
     own = {hour for part in parts if part.hours for origin in part.hours.plan.origins for hour in origin.hours}
-    return own | {each.schedule.hour for part in parts for each in part.archived}
+    return own | {each.key[1] for part in parts for each in part.archived}
 
 
 @pytest.mark.parametrize(("comparison", "negated"), [*product(Comparison, (False, True))])
@@ -187,6 +190,104 @@ def test_an_archive_that_was_changed_costs_the_hour_of_that_file(books: Books, t
     assert {row["hour"] for row in rows_of(parts_of("schedule", store.uri))} == {hour_name(HOUR + 2)}
     with pytest.raises(BadArgument, match="holds no archive"):
         parts_of("schedule", f"file://{tmp_path}/nothing")
+
+
+@pytest.fixture
+def retained(tmp_path: Path) -> Iterator[tuple[Books, FolderStore]]:
+    """Three archived hours; of the second one and of those before it the realtime server has removed rows since."""
+    books = write_books(tmp_path / "data", segment_bytes=1)
+    store = FolderStore(str(tmp_path / "archive"))
+    archive_directory(books.root, store)
+    log = books.target
+    log.remove(log.detach_below(segment_bases(RealDisk(), log.place)[-3]))
+    yield books, store
+    books.close()
+
+
+def test_what_retention_removed_at_a_target_is_read_from_the_archive(retained: tuple[Books, FolderStore]) -> None:
+    books, store = retained
+    alone, report = audited_fleet(books.root), audited_fleet(books.root, store.uri)
+    assert 0 < alone.total.unproven < 30 and (report.total.unproven, report.total.dispatched) == (0, 30)
+    assert Counter(row["state"] for row in rows_of(parts_of("lifecycle", books.root)))["UNPROVEN"]
+    for tasks in (1, 5):
+        both = parts_of("lifecycle", books.root, store.uri, tasks=tasks)
+        assert all(part.hours for part in both), "what retention has left is read from the directory"
+        states = Counter(row["state"] for row in rows_of(both))
+        assert (states["UNPROVEN"], states["DELIVERED"]) == (0, 30)
+        hours = rows_of(parts_of("hours", books.root, store.uri, tasks=tasks))
+        assert [(row["state"], row["unproven"], row["dispatched"], row["balanced"]) for row in hours] == [
+            ("SEALED", 0, 10, True)
+        ] * HOURS
+        messages = rows_of(parts_of("message", books.root, store.uri, tasks=tasks))
+        assert [_placeless(row) for row in messages] == [
+            _placeless(row) for row in rows_of(parts_of("message", store.uri))
+        ]
+        findings = Counter(row["kind"] for row in rows_of(parts_of("findings", books.root, store.uri, tasks=tasks)))
+        assert findings == Counter(each.kind.name for each in report.findings)
+
+
+def test_parts_of_a_large_hour_have_together_what_the_archive_has_of_it(
+    retained: tuple[Books, FolderStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books, store = retained
+    expected = [_placeless(row) for row in rows_of(parts_of("message", store.uri))]
+    for module in (plans, planning):
+        monkeypatch.setattr(module, "PART_ROWS_MAX", 3)
+    monkeypatch.setattr("delayd.reading.files.origins.SAMPLE_ROWS", 1)
+    for view in ("lifecycle", "message"):
+        parts = parts_of(view, books.root, store.uri)
+        assert sum(bool(rows_of([part])) for part in parts) == 3
+        found = [_placeless(row) for row in rows_of(parts)]
+        assert found == expected if view == "message" else {row["state"] for row in found} >= {"DELIVERED"}
+
+
+def test_what_no_archive_has_of_a_target_is_read_from_its_log(
+    retained: tuple[Books, FolderStore], tmp_path: Path
+) -> None:
+    books, store = retained
+    for table in ("message", "notes/message"):
+        shutil.rmtree(Path(store.uri) / table)
+    only_realtime = tmp_path / "machine"
+    shutil.copytree(books.realtime, only_realtime / "realtime")
+    expected = audited_fleet(store.uri, str(only_realtime)).total
+    states = Counter(row["state"] for row in rows_of(parts_of("lifecycle", store.uri, str(only_realtime))))
+    assert (states["UNPROVEN"], states["DELIVERED"]) == (expected.unproven, 30 - expected.unproven)
+    assert 0 < expected.unproven < 30
+
+
+def test_a_message_file_that_a_second_archive_has_is_used(retained: tuple[Books, FolderStore], tmp_path: Path) -> None:
+    _, store = retained
+    shutil.copytree(store.uri, tmp_path / "second")
+    for table in ("message", "notes/message"):
+        shutil.rmtree(Path(store.uri) / table)
+    states = Counter(row["state"] for row in rows_of(parts_of("lifecycle", store.uri, str(tmp_path / "second"))))
+    assert (states["UNPROVEN"], states["DELIVERED"]) == (0, 30)
+
+
+def test_what_is_wrong_with_the_totals_of_an_archive_is_a_finding(retained: tuple[Books, FolderStore]) -> None:
+    books, store = retained
+    (Path(store.uri) / SCHEDULE_KEY.note).unlink()
+    for places in ((store.uri,), (books.root, store.uri)):
+        report, rows = audited_fleet(*places), rows_of(parts_of("findings", *places))
+        details = {row["detail"] for row in rows if row["kind"] == "CONSERVATION"}
+        assert details == {each.detail for each in report.faults} and details
+
+
+def test_an_older_copy_leaves_an_hour_that_was_sealed_since_to_the_archive(tmp_path: Path) -> None:
+    books = Books(str(tmp_path / "data"))
+    sent = books.send([START_MS, START_MS + 1])
+    books.checkpoint()
+    shutil.copytree(books.root, tmp_path / "older")
+    books.hand_over(sent)
+    books.checkpoint()
+    books.seal(HOUR)
+    books.see_realtime(NOW_MS)
+    books.close()
+    store = FolderStore(str(tmp_path / "archive"))
+    archive_directory(books.root, store)
+    rows = rows_of(parts_of("lifecycle", str(tmp_path / "older"), store.uri))
+    assert [row["state"] for row in rows] == ["DELIVERED"] * 2
+    assert audited_fleet(str(tmp_path / "older"), store.uri).total.dispatched == 2
 
 
 def test_damage_of_no_single_hour_is_a_row_without_one(tmp_path: Path) -> None:
