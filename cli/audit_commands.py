@@ -50,7 +50,7 @@ from delayd.reading.seals import (
     read_sides,
     verify_seals,
 )
-from delayd.reading.subject_figures import CLASSES
+from delayd.reading.subject_figures import CLASSES, FIGURES, PARTS, SubjectFigures
 from delayd.secret import Secret
 
 from .hour_commands import EVERY_HOUR, HourRange, HourSteps, all_damage_named, hour_of_name, hours_options
@@ -82,12 +82,12 @@ R = TypeVar("R")
 _MS = timedelta(milliseconds=1)
 _QUANTILE_NAMES = tuple(f"late_p{f'{100 * quantile:g}'.replace('.', '')}_ms" for quantile in QUANTILES)
 _FAULTS = ("lost", "duplicate", "early", "orphan", "mismatch", "conservation")
-_SELDOM = (*CLASSES[1:], *_FAULTS, "late")
+_SELDOM = (*CLASSES[1:], *_FAULTS, "late", *PARTS)
 HOUR_COLUMNS = (
     *columns("hour"),
     *(Column(name, ColumnKind.NUMBER) for name in ("scheduled", *CLASSES)),
     *(Column(name, ColumnKind.NUMBER) for name in _FAULTS),
-    *columns("late:number"),
+    *(Column(name, ColumnKind.NUMBER) for name in ("late", *PARTS)),
     *(Column(name, ColumnKind.NUMBER, detail=True) for name in ("unproven", "tallied", "past_due")),
     *(Column(name, ColumnKind.DURATION) for name in (*_QUANTILE_NAMES, "late_max_ms")),
     *columns("delay_log_id:detail"),
@@ -441,7 +441,7 @@ def _columns(hours: Sequence[Sequence[Cell]]) -> list[Column]:
 
 
 def _hour_row(summary: HourSummary) -> tuple[Cell, ...]:
-    counts = ("scheduled", *CLASSES, *_FAULTS, "late", "unproven", "tallied", "past_due")
+    counts = ("scheduled", *CLASSES, *_FAULTS, "late", *PARTS, "unproven", "tallied", "past_due")
     figures: Iterator[int] = (getattr(summary, name) for name in counts)
     quantiles = (summary.late_ms(quantile) for quantile in QUANTILES)
     name = hour_name(summary.hour) if summary.hour else "all"
@@ -521,6 +521,7 @@ def _as_json(report: AuditReport) -> dict[str, object]:
         "balanced": report.balanced,
         "total": total,
         "hours": [dict(zip(names, _hour_row(summary), strict=True)) for summary in report.hours],
+        "subjects": _subjects_as_json(report.total.subjects),
         "findings": [
             _with_instant(dict(zip(finding_names, row, strict=True))) for row in _finding_rows(report.findings)
         ],
@@ -620,6 +621,13 @@ def judged(report: AuditReport, secret_file: str | None, data: str | None) -> Ac
         return AcceptanceWorth(report.judged(secret_of(secret_file, data or DATA_DEFAULT)), "")
     except BadSetting as error:
         return AcceptanceWorth(report.judged(None), error.message)
+
+
+def _subjects_as_json(found: SubjectFigures) -> list[dict[str, object]]:
+    return [
+        {"subject": name, **dict(zip(FIGURES, counts, strict=True))}
+        for name, counts in zip(found.names, found.counts.tolist(), strict=True)
+    ]
 
 
 def _acceptance_as_json(each: JudgedAcceptance) -> dict[str, object]:

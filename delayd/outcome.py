@@ -86,6 +86,8 @@ class Reason(IntEnum):
     DRAINED = 8, MessageState.DRAINED  # It lives on at another delay server (docs/drain.md).
 
 
+LIVE_ON = (Reason.MOVED, Reason.DRAINED)
+"""Why a message is cancelled that goes on as another row, at this delay server or at another one."""
 TOOK_NO_KEY = tuple(reason for reason in Reason if not reason.took_key)
 _REASON_NAMES = {reason.value: reason.name.lower() for reason in Reason}
 

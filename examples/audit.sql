@@ -3,8 +3,9 @@
 --     delayd export --data /var/lib/delayd --out books
 --     cd books && (cat PATH/examples/audit.sql; echo "from totals; from findings order by all limit 100;") | duckdb
 --
--- `totals`, `hours` (figures by delay server and hour), `findings` (a row for each thing that is wrong), `tallies` (what
--- realtime servers held of an hour, by their tallies, beside what they were given) and `consumption` (by group).
+-- `totals`, `hours` (figures by delay server and hour), `subjects` (by subject, too), `findings` (a row for each thing
+-- that is wrong), `tallies` (what realtime servers held of an hour, by their tallies, beside what they were given) and
+-- `consumption` (by group).
 
 create view accepted as from 'accepted.parquet';
 create view decision as from 'decision.parquet';
@@ -40,6 +41,7 @@ select
     count(*) as times,
     arg_min(outcome, place) as outcome,
     arg_min(coalesce(reason, ''), place) as reason,
+    arg_min(coalesce(other_deliver_at_ms, 0), place) as other_due_ms,
     arg_min(coalesce(target, ''), place) as target,
     arg_min(coalesce(target_offset, 0), place) as target_offset,
     arg_min(coalesce(claimed_at_ms, 0), place) as claimed_at_ms,
@@ -79,7 +81,7 @@ with joined as (
         s.*,
         coalesce(t.times, 0) as outcomes,
         coalesce(m.times, 0) as places,
-        t.outcome, t.reason,
+        t.outcome, t.reason, t.other_due_ms,
         coalesce(t.outcome = 'DISPATCHED', false) as said_dispatched,
         t.target as said_target, t.target_offset as said_offset, t.claimed_at_ms as said_claim_ms,
         t.appended_at_ms as said_append_ms, t.deliver_at_ms as said_due_ms,
@@ -112,6 +114,10 @@ select
     without_word and due_from_ms + grace_ms < now_ms and not overdue as waiting,
     if(places > 0, stored_ms, said_append_ms) as came_ms,
     proved and coalesce(appended_at_ms, 0) > deliver_at_ms as past_due,
+    coalesce(outcome = 'CANCELLED' and reason in ('MOVED', 'DRAINED'), false) as moved,
+    -- Dead letters are kept for 725 days, and are sent again by moving them to the instant at which they died.
+    moved and reason = 'MOVED' and starts_with(subject, '%retry/')
+        and deliver_at_ms - other_due_ms = 725::bigint * 86_400_000 as redriven,
     if(proved, came_ms - due_from_ms, null) as lateness_ms,
     if(proved, greatest(came_ms, said_claim_ms) - due_from_ms, 0) as late_ms
 from known, terms;
@@ -260,24 +266,35 @@ select log_id, hour, sequence, 'MISMATCH', 'expiry, as accepted' from filed_as w
 union all
 select log_id, hour, sequence, 'MISMATCH', 'labels, as accepted' from filed_as where s_labels <> a_labels;
 
+-- By delay server, hour and subject: what became of the messages.
+create temp table subjects as
+select
+    log_id, hour, subject,
+    count(*) as scheduled,
+    count_if(proved) as dispatched,
+    count_if(outcome = 'DEAD') as dead,
+    count_if(outcome = 'CANCELLED') as cancelled,
+    count_if(outcome = 'EXPIRED') as expired,
+    count_if(outcome = 'IN_DOUBT') as in_doubt,
+    count_if(pending) as pending,
+    count_if(outcomes = 0 and not pending and not waiting and not overdue) as undecided,
+    count_if(waiting) as waiting,
+    count_if(not_there or overdue) as missing,
+    count_if(unproven) as unproven,
+    count_if(moved) as moved,
+    count_if(redriven) as redriven,
+    count_if(past_due) as past_due
+from judged
+group by all;
+
 create temp table hours as
 with figures as (
-    select
-        log_id, hour,
-        count(*) as scheduled,
-        count_if(proved) as dispatched,
-        count_if(outcome = 'DEAD') as dead,
-        count_if(outcome = 'CANCELLED') as cancelled,
-        count_if(outcome = 'EXPIRED') as expired,
-        count_if(outcome = 'IN_DOUBT') as in_doubt,
-        count_if(pending) as pending,
-        count_if(outcomes = 0 and not pending and not waiting and not overdue) as undecided,
-        count_if(waiting) as waiting,
-        count_if(not_there or overdue) as missing,
-        count_if(unproven) as unproven,
-        count_if(past_due) as past_due,
-        list_sort(list(greatest(lateness_ms, 0)) filter (where proved and not past_due)) as lateness
+    select log_id, hour, sum(columns(subjects.* exclude (log_id, hour, subject))) from subjects group by log_id, hour
+),
+times as (
+    select log_id, hour, list_sort(list(greatest(lateness_ms, 0))) as lateness
     from judged
+    where proved and not past_due
     group by all
 ),
 -- A message counts once for each kind of finding.
@@ -298,19 +315,20 @@ faults as (
 )
 select
     log_id, hour,
-    coalesce(columns(figures.* exclude (log_id, hour, lateness)), 0),
+    coalesce(columns(figures.* exclude (log_id, hour)), 0),
     coalesce(columns(faults.* exclude (log_id, hour)), 0),
     lateness[greatest(1, ceil(0.5 * len(lateness))::bigint)] as late_p50_ms,
     lateness[greatest(1, ceil(0.99 * len(lateness))::bigint)] as late_p99_ms,
     lateness[greatest(1, ceil(0.999 * len(lateness))::bigint)] as late_p999_ms,
     coalesce(lateness[-1], 0) as late_ms_max
-from figures full join faults using (log_id, hour);
+from figures full join faults using (log_id, hour) left join times using (log_id, hour);
 
 create view totals as
 select
     sum(scheduled) as scheduled, sum(dispatched) as dispatched, sum(dead) as dead, sum(cancelled) as cancelled,
     sum(expired) as expired, sum(in_doubt) as in_doubt, sum(pending) as pending, sum(undecided) as undecided,
-    sum(waiting) as waiting, sum(missing) as missing, sum(unproven) as unproven, sum(past_due) as past_due,
+    sum(waiting) as waiting, sum(missing) as missing, sum(unproven) as unproven, sum(moved) as moved,
+    sum(redriven) as redriven, sum(past_due) as past_due,
     sum(lost) as lost, sum(duplicate) as duplicate, sum(early) as early, sum(orphan) as orphan,
     sum(mismatch) as mismatch, sum(conservation) as conservation, sum(late) as late, max(late_ms_max) as late_ms_max
 from hours;

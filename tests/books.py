@@ -14,7 +14,7 @@ from delayd.batch.batch import encode, encode_subject_table, lay_out, parse
 from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, DispatchPart, ProducerPart, SchedulePart
 from delayd.batch.content import content_hash
 from delayd.batch.gather import Pick, compose, gather
-from delayd.batch.labels import bloom_of, encode_tags
+from delayd.batch.labels import DEAD_KEPT_MS, bloom_of, encode_tags
 from delayd.delay.books.outcomes import read_outcomes
 from delayd.delay.books.sealing import compare
 from delayd.hours import hour_name, hour_of_ms
@@ -40,7 +40,7 @@ from delayd.log.pull import PullEntry, encode_entries
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.log.tally import TALLY, encode_tallies
 from delayd.machine.disk import Disk, RealDisk
-from delayd.outcome import Outcome
+from delayd.outcome import Outcome, Reason
 
 DELAY_ID = 0xDE1A
 REALTIME_ID = 0x4EA1
@@ -362,8 +362,9 @@ class Books:
         other: int = 0,
         claimed_at_ms: int = 0,
         logged: int | None = None,
+        other_due_ms: int = 0,
     ) -> None:
-        """Record rows that were not handed over; ``other`` is the row that took their place.
+        """Record rows that were not handed over; ``other`` is the row that took their place, due at ``other_due_ms``.
 
         ``logged`` is the reason of the decision in the message log, 0 for no decision; None: as in the dispatch log.
         """
@@ -378,8 +379,14 @@ class Books:
                 self._append(self.messages, GroupKind.CONTROL, [record], self.appended_at_ms)
             due_ms = np.array([row.deliver_at_ms], np.int64)
             columns = np.array([sequence], np.uint64), due_ms, outcome, claimed_at_ms
-            part = NewPart(*columns, reason=reason, batch_id=other)
+            part = NewPart(*columns, reason=reason, batch_id=other, target_appended_at_ms=other_due_ms)
             self.record([(row.hour, part)])
+
+    def redrive(self, sequences: Sequence[int]) -> None:
+        """Move rows to the instants at which they would have died, were they dead letters."""
+        for sequence in sequences:
+            due_ms = self.rows[sequence].deliver_at_ms - DEAD_KEPT_MS
+            self.decide([sequence], Outcome.CANCELLED, Reason.MOVED, other=1, other_due_ms=due_ms)
 
     def hello(self, watermark: int, at_ms: int = START_MS, epoch: int = 1) -> None:
         """What a new session of the delay server leaves in the target's log."""

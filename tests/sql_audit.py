@@ -15,6 +15,11 @@ from delayd.reading.books import AuditReport
 from delayd.reading.findings import QUANTILES, HourSummary
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "audit.sql"
+# What the SQL counts of each subject, of which only delayd has figures of findings.
+SUBJECT_FIGURES = (
+    *("scheduled", "dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting"),
+    *("missing", "moved", "redriven"),
+)
 QUANTILE_NAMES = ("late_p50_ms", "late_p99_ms", "late_p999_ms")
 QUANTILE_ERROR = 0.03  # The histogram of delayd's audit errs by half a step, and the SQL rounds its rank.
 
@@ -23,11 +28,12 @@ HourKey = tuple[str, str]  # The delay server and the hour, as an export names t
 
 @dataclass(frozen=True)
 class SqlReport:
-    """Figures by hour, and how often each message has each kind of finding."""
+    """Figures by hour, those by subject, and how often each message has each kind of finding."""
 
     hours: dict[HourKey, dict[str, int | None]]
     findings: Counter[tuple[str, str, int, str]]
     columns: Sequence[str]
+    subjects: dict[str, list[int]]  # In the order of SUBJECT_FIGURES.
 
 
 def audit_by_sql(folder: Path) -> SqlReport:
@@ -40,8 +46,15 @@ def audit_by_sql(folder: Path) -> SqlReport:
         columns = [column[0] for column in found.description or ()]
         rows = [dict(zip(columns, row, strict=True)) for row in found.fetchall()]
         findings = connection.execute("select log_id, hour, sequence, finding from findings").fetchall()
+        sums = ", ".join(f"sum({name})" for name in SUBJECT_FIGURES)
+        subjects = connection.execute(f"select subject, {sums} from subjects group by subject").fetchall()
     hours = {(row.pop("log_id"), row.pop("hour")): row for row in rows}
-    return SqlReport(hours, Counter((row[0], row[1], row[2], row[3]) for row in findings), columns)
+    return SqlReport(
+        hours,
+        Counter((row[0], row[1], row[2], row[3]) for row in findings),
+        columns,
+        {row[0]: [*row[1:]] for row in subjects},
+    )
 
 
 def differences(report: AuditReport, found: SqlReport) -> list[str]:
@@ -58,6 +71,12 @@ def differences(report: AuditReport, found: SqlReport) -> list[str]:
             told.append(f"{key}: delayd does not know this hour, the SQL says {figures}")
         else:
             told += [f"{key}: {difference}" for difference in _of_hour(hour, figures)]
+    ours = report.total.subjects
+    figures_of = zip(*(ours.of(name).tolist() for name in SUBJECT_FIGURES), strict=True)
+    # Subjects of which only findings speak have no scheduled row.
+    of_subject = {name: [*counts] for name, counts in zip(ours.names, figures_of, strict=True) if any(counts)}
+    if of_subject != found.subjects:
+        told.append(f"by subject delayd says {of_subject}, the SQL {found.subjects}")
     expected = Counter(
         (f"{finding.log_id:016x}", hour_name(finding.hour), finding.sequence, finding.kind.name)
         for finding in report.findings

@@ -11,6 +11,7 @@ from delayd.machine.disk import RealDisk
 from delayd.reading.books import AuditReport
 from delayd.reading.export import export_plan
 from delayd.reading.files.stored_groups import until_still
+from delayd.reading.findings import COUNTS
 from delayd.reading.fleet import Fleet, plan_fleet
 
 from .sql_audit import SqlReport, audit_by_sql, differences
@@ -59,7 +60,7 @@ def report_differences(report: AuditReport, spark: AuditReport) -> list[str]:
     """What the reports of numpy and Spark say differently, when they are not equal."""
     told = [
         f"{name} is {getattr(report.total, name)} with numpy, {getattr(spark.total, name)} in Spark"
-        for name in ("scheduled", "dispatched", "waiting", "lost", "duplicate", "early", "orphan", "mismatch", "late")
+        for name in COUNTS
         if getattr(report.total, name) != getattr(spark.total, name)
     ]
     told += [f"only numpy finds {row}" for row in set(report.findings) - set(spark.findings)]

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from delayd.batch.columns import Int64s
 from delayd.batch.content import NOT_STATED
+from delayd.batch.labels import DEAD_KEPT_MS
+from delayd.batch.names import RETRY_PREFIX
 from delayd.batch.sequences import are_filed
 from delayd.hours import hour_start_ms
 from delayd.log.hour import NO_ENDED, EndedRows, OutcomeRows, Skipped
-from delayd.outcome import Outcome, Proof, Reason
+from delayd.outcome import LIVE_ON, Outcome, Proof, Reason
 from delayd.reading.explanations import Explanation, explain
 from delayd.reading.files.directory import Role
 from delayd.reading.files.origins import take_outcomes
@@ -36,7 +38,7 @@ from delayd.reading.findings import (
     join_findings,
     join_parts,
 )
-from delayd.reading.subject_figures import FIGURES, SubjectFigures
+from delayd.reading.subject_figures import FIGURES, PARTS, SubjectFigures
 
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.generic] | int
@@ -49,6 +51,7 @@ WISHED = tuple(outcome for outcome in Outcome if outcome.proof is not Proof.NONE
 # A restart of either side and its recovery takes up to this long; until then a due row may still be in flight.
 LOST_GRACE_MS = 10_000
 DECIDED = tuple(outcome for outcome in Outcome if outcome is not Outcome.DISPATCHED)
+COUNTED = ("pending", "undecided", "waiting", "missing", "unproven", *PARTS)  # Masks that are figures.
 STATES = ("UNDECIDED", "PENDING", "WAITING", "LOST", "DELIVERED", "UNPROVEN", *(outcome.name for outcome in DECIDED))
 """The names of the classes; DELIVERED and UNPROVEN together are what the audit counts as dispatched."""
 
@@ -231,6 +234,7 @@ class Classes:
         self.undecided: Mask = ~self.has_outcome & ~self.pending & ~self.waiting & ~self.overdue
         self.missing: Mask = self.not_there | self.overdue
         self.proved: Mask = self.dispatched & ~self.not_there
+        self.moved, self.redriven = self._split_cancelled(schedule)
 
     def states(self) -> NDArray[np.int64]:
         """For each row the index of its class in `STATES`."""
@@ -249,6 +253,22 @@ class Classes:
         self.overdue = self.without_word & (np.maximum(self.due_from_ms, since_ms) + grace_ms < until_ms)
         self.pending = self.without_word & (self.due_from_ms > terms.now_ms)
         self.waiting = self.without_word & ~self.overdue & (self.due_from_ms + grace_ms < terms.now_ms)
+
+    def _split_cancelled(self, schedule: ScheduleRows) -> tuple[Mask, Mask]:
+        """Those of the cancelled rows that live on as other rows, and those of these that were dead letters.
+
+        A dead letter is sent again by moving it from its end to the instant at which it died. Its tag says the same as
+        this distance, but an archive has no tags.
+        """
+        moved: Mask = self.outcome == Outcome.CANCELLED
+        if not moved.any():
+            return moved, moved
+        reason = self.part["reason"]
+        moved = moved & np.isin(reason, LIVE_ON)
+        redriven: Mask = moved & (reason == Reason.MOVED)
+        redriven &= schedule.deliver_at_ms - self.part["target_appended_at_ms"] == DEAD_KEPT_MS
+        comes_again = [name.startswith(RETRY_PREFIX) for name in schedule.subjects]
+        return moved, redriven & np.array([*comes_again, False], np.bool_)[schedule.subject]
 
     def _split_missing(self, realtime: TargetRows) -> tuple[Mask, Mask]:
         """Split rows that are called DISPATCHED and that no target holds: those that can't be proved, and those that
@@ -305,7 +325,7 @@ class _Comparison:
     def summary(self, found: Findings) -> HourSummary:
         classes, proved, table = self._classes, self._classes.proved, found.table
         counted = np.bincount(self._outcome, minlength=max(Outcome) + 1).tolist()
-        states = {name: getattr(classes, name) for name in ("pending", "undecided", "waiting", "missing", "unproven")}
+        states = {name: getattr(classes, name) for name in COUNTED}
         # The table is sorted by sequence and kind: a message counts once for each kind of finding.
         first = np.ones(len(table), np.bool_)
         same = (table["sequence"][1:] == table["sequence"][:-1]) & (table["kind"][1:] == table["kind"][:-1])

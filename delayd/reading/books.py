@@ -153,7 +153,7 @@ class AuditReport:
 
     @property
     def remarks(self) -> Iterator[str]:
-        """Sentences on what was left out, or is proved by less than the rows themselves."""
+        """Sentences on what was left out, counts twice, or is proved by less than the rows themselves."""
         total = self.total
         if self.proved_before:
             yield f"{self.proved_before:,} sealed hours were proved by an earlier audit, and are left out"
@@ -165,6 +165,9 @@ class AuditReport:
         for path in self.unnoted:
             note = "has no note, so nothing of it counts; the next `delayd archive` compares it and writes the note"
             yield f"{path} {note}"
+        if total.moved:
+            again = f"; {total.redriven:,} of them were dead letters, and were sent again" if total.redriven else ""
+            yield f"{total.moved:,} of the cancelled messages moved, and count again where they went{again}"
         if self.deleted_rows:
             yield f"{self.deleted_rows:,} messages of hours that retention has removed were left out"
         if total.waiting:

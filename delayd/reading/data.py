@@ -358,7 +358,8 @@ class Data:
         """The messages of an hour, by rising sequence, each with what became of it.
 
         The columns are those of the table ``schedule`` in docs/audit.md, and ``outcome`` (masked while the message is
-        pending), ``reason``, ``target``, ``claimed_at_ms``, ``target_appended_at_ms`` and ``late_ms``.
+        pending), ``reason``, ``other_sequence``, ``other_deliver_at_ms``, ``target``, ``claimed_at_ms``,
+        ``target_appended_at_ms`` and ``late_ms``.
 
         Args:
             hour: ten digits YYYYMMDDHH in UTC, an aware datetime in it, or the number of hours since the epoch.

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 CLASSES = ("dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
 """What may have become of a scheduled row."""
-FIGURES = ("scheduled", *CLASSES, "faults", "late")
+PARTS = ("moved", "redriven")
+"""What is counted of the cancelled rows, and what of these."""
+FIGURES = ("scheduled", *CLASSES, *PARTS, "faults", "late")
 """The figures of a subject. ``faults`` counts messages with a finding that unbalances the books, once for each kind."""
 
 

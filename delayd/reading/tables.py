@@ -447,6 +447,12 @@ def _appends(parts: Parts) -> Cells:
     return _longs(parts["target_appended_at_ms"], _handed_over(parts) | (_drained(parts) & (parts["batch_id"] != 0)))
 
 
+def _other_due(parts: Parts) -> Cells:
+    """When the row is due that took the place of a cancelled one, or that it met; null where there is none here."""
+    due = parts["target_appended_at_ms"]
+    return _longs(due, (parts["outcome"] == Outcome.CANCELLED) & ~_drained(parts) & (due != 0))
+
+
 def _target_of(parts: Parts) -> Cells:
     """The server that got rows: a realtime server, or, of drained rows, a delay server."""
     return _ids(parts["target_log_id"], _handed_over(parts) | _drained(parts))
@@ -498,6 +504,7 @@ def _became(
         "outcome": ("string", lambda tables: _outcomes(parts(tables))),
         "reason": ("string", lambda tables: _reasons(parts(tables))),
         "other_sequence": ("long", lambda tables: _longs(others(tables), others(tables) != 0)),
+        "other_deliver_at_ms": ("long", lambda tables: _other_due(parts(tables))),
         "target": ("id", lambda tables: _target_of(parts(tables))),
         "claimed_at_ms": ("long", lambda tables: _claims(parts(tables))),
         "target_appended_at_ms": ("long", lambda tables: _appends(parts(tables))),

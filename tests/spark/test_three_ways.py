@@ -21,7 +21,8 @@ def books(tmp_path: Path) -> Books:
     rows = books.send([START_MS + row * HOUR_MS // 20 for row in range(60)], subjects=("orders", "bills"))
     books.checkpoint()
     books.hand_over(rows)
-    books.send([START_MS + 50 * HOUR_MS])
+    letter, moved = books.send([START_MS + 50 * HOUR_MS] * 2, subjects=("%retry/0000000000000002/1", "orders"))
+    books.redrive([letter, moved])
     books.see_all(START_MS + 4 * HOUR_MS)
     return books
 
@@ -30,9 +31,10 @@ def books(tmp_path: Path) -> Books:
 def test_three_audits_agree(books: Books, tmp_path: Path, fault: bool) -> None:
     if fault:
         books.send([START_MS + 7_000, START_MS + 8_000])
-        books.record(books.hand_over([62], claimed_ms=START_MS))
+        books.record(books.hand_over([63], claimed_ms=START_MS))
     books.close()
     audits = audit_three_ways(Path(books.root), START_MS + 4 * HOUR_MS, tmp_path / "out", spark=True)
     assert audits.differences == [] and audits.report.balanced is not fault
-    rows = 63 if fault else 61
+    assert (audits.report.total.cancelled, audits.report.total.moved, audits.report.total.redriven) == (2, 2, 1)
+    rows = 64 if fault else 62
     assert audits.line == f"audit numpy={rows} spark={rows} sql={rows} agree"

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from delayd.hours import HOUR_MS, duration_text, hour_start_ms, instant_text
 from delayd.reading.findings import LOWER_BOUNDS_MS, QUANTILES, HourSummary, sum_up
-from delayd.reading.subject_figures import CLASSES
+from delayd.reading.subject_figures import CLASSES, PARTS
 
 WIDTH, LEFT, RIGHT = 960, 118, 12  # Of a chart, and beside its plot; in pixels of a wide screen.
 ROW, TOP = 24, 6
@@ -28,7 +28,7 @@ TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 8
 # Where bars begin, as places in the histogram: a millisecond each at first, then a quarter of an octave.
 BARS = (*range(8), *range(8, len(LOWER_BOUNDS_MS), 4))
 EDGE = WIDTH - RIGHT - 110  # A text that begins behind it ends at the edge of the chart in place of being cut there.
-HEAT_ROWS = (*CLASSES, "faults", "late")
+HEAT_ROWS = (*CLASSES, *PARTS, "faults", "late")
 _BAD = frozenset({"missing", "faults"})
 _ODD = frozenset({"dead", "in_doubt", "waiting", "late"})
 

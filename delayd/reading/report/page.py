@@ -38,7 +38,7 @@ from delayd.reading.findings import (
 )
 from delayd.reading.report.charts import HEAT_ROWS, Period, course, distribution, heat_map, limit_text, periods_of
 from delayd.reading.seals import SealReport, SealState
-from delayd.reading.subject_figures import CLASSES
+from delayd.reading.subject_figures import CLASSES, PARTS
 
 CAUSES_MAX = 100  # Of each list; what is left out is counted.
 SUBJECTS_MAX, GROUPS_MAX = 60, 60
@@ -62,6 +62,8 @@ MEANINGS = {
     "undecided": "due just now, on their way",
     "waiting": "due for longer; their server still holds them",
     "missing": "accepted, and not where they must be",
+    "moved": "of the cancelled: went on as other messages, which are scheduled where they went",
+    "redriven": "of the moved: dead letters that were sent to their group again",
 }
 HOW = (
     "Each message was compared in three logs that different servers write: what was accepted, what the delay server "
@@ -312,21 +314,21 @@ def _verify(place: str, what: str) -> tuple[str, str]:
 
 def _totals(report: AuditReport) -> PageTable:
     total = report.total
-    rows = [
-        ListRow(
-            (
-                name.replace("_", " "),
-                getattr(total, name),
-                _share(getattr(total, name), total.scheduled),
-                MEANINGS[name],
-            ),
-            "bad" if name == "missing" else "",
-        )
-        for name in CLASSES
-        if getattr(total, name)
-    ]
-    rows.append(ListRow(("scheduled", total.scheduled, "", "the sum"), "sum"))
-    return PageTable((("", ""), ("Messages", "n"), ("", "n"), ("They were", "t")), rows)
+
+    def rows(names: Sequence[str]) -> list[ListRow]:
+        counts = {name: getattr(total, name) for name in names}
+        return [
+            ListRow(
+                (name.replace("_", " "), count, _share(count, total.scheduled), MEANINGS[name]),
+                "bad" if name == "missing" else "",
+            )
+            for name, count in counts.items()
+            if count
+        ]
+
+    scheduled = ListRow(("scheduled", total.scheduled, "", "the sum"), "sum")
+    every = [*rows(CLASSES), scheduled, *rows(PARTS)]
+    return PageTable((("", ""), ("Messages", "n"), ("", "n"), ("They were", "t")), every)
 
 
 def _capital(text: str) -> str:

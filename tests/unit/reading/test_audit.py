@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from delayd.batch.labels import DEAD_KEPT_MS
+from delayd.batch.names import RETRY_PREFIX
 from delayd.errors import DamagedData
-from delayd.outcome import Outcome
+from delayd.outcome import Outcome, Reason
 from delayd.reading import plan
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.files import origins
 from delayd.reading.findings import HourSummary
 from delayd.reading.seals import SealState
-from delayd.reading.subject_figures import CLASSES
-from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
+from delayd.reading.subject_figures import CLASSES, PARTS
+from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
+from tests.three_audits import audit_three_ways
 
 LATER_MS = START_MS + 60_000
 
@@ -152,6 +155,32 @@ def test_what_people_read_of_the_books_names_every_class_that_has_rows() -> None
         "scheduled 4,000 = dispatched 3,991 + cancelled 1 + in doubt 2 + pending 3 + waiting 1 + missing 2"
     )
     assert HourSummary().equation == "scheduled 0 = 0"
+
+
+def test_moved_rows_are_among_the_cancelled_and_dead_letters_sent_again_among_the_moved(
+    books: Books, tmp_path: Path
+) -> None:
+    after, retry = START_MS + DEAD_KEPT_MS, f"{RETRY_PREFIX}{REALTIME_ID:016x}/1"
+    again, elsewhere, purged, drained = books.send([after, after + 1, after + 2, after + 3], subjects=(retry,))
+    moved, cancelled = books.send([after, after], subjects=("orders",))
+    for sequence, reason, other_due_ms in (
+        (elsewhere, Reason.MOVED, START_MS),
+        (purged, Reason.CANCELLED, 0),
+        (drained, Reason.DRAINED, START_MS + 3),
+        (cancelled, Reason.CANCELLED, 0),
+    ):
+        books.decide([sequence], Outcome.CANCELLED, reason, other=9, other_due_ms=other_due_ms)
+    books.redrive([again, moved])
+    report = audit(books)
+    assert report.balanced
+    assert (report.total.cancelled, report.total.moved, report.total.redriven) == (6, 4, 1)
+    of_subject = {
+        name: [int(report.total.subjects.of(figure)[at]) for figure in ("cancelled", *PARTS)]
+        for at, name in enumerate(report.total.subjects.names)
+    }
+    assert of_subject == {retry: [4, 3, 1], "orders": [2, 1, 0]}
+    assert "4 of the cancelled messages moved" in " ".join(report.remarks)
+    assert audit_three_ways(tmp_path, LATER_MS, tmp_path / "out", spark=False).differences == []
 
 
 def test_a_message_that_never_expires_or_not_yet_has_not_expired(books: Books) -> None:

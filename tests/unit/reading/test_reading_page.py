@@ -37,7 +37,16 @@ def test_the_page_names_each_column_of_hours_and_traces(tmp_path: Path) -> None:
     books.close()
     data = delayd.open_data(books.root)
     own = set(data.hours().names) | set(data.trace("orders", 1).names)
-    added = ("outcome", "reason", "other_sequence", "target", "claimed_at_ms", "target_appended_at_ms", "late_ms")
+    added = (
+        "outcome",
+        "reason",
+        "other_sequence",
+        "other_deliver_at_ms",
+        "target",
+        "claimed_at_ms",
+        "target_appended_at_ms",
+        "late_ms",
+    )
     assert set(added) < set(data.schedule("2026112016").names)
     for name in (*own, *added):
         assert f"`{name}`" in _PAGE, name
