@@ -1,5 +1,6 @@
-"""What the kernel says of a process: its memory, and what it wrote to the disk."""
+"""What the kernel says of a process: its memory, its CPU time, and what it wrote to the disk."""
 
+import os
 import resource
 from pathlib import Path
 
@@ -20,6 +21,26 @@ def memory_bytes_max() -> int:
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * KIB
+
+
+def family_cpu_s() -> float:
+    """Seconds of CPU time of this process and of all below it, such as a JVM and its workers, also of those that have
+    ended and were waited for.
+    """
+    parents: dict[int, tuple[int, float]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents[int(name)] = int(words[1]), sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+    return sum(spent for pid, (_, spent) in parents.items() if _is_below(pid, parents))
+
+
+def _is_below(pid: int, parents: dict[int, tuple[int, float]]) -> bool:
+    while pid != os.getpid() and pid in parents:
+        pid = parents[pid][0]
+    return pid == os.getpid()
 
 
 def written_by_children_bytes() -> int:

@@ -1,9 +1,10 @@
 """``python -m bench.spark_sink``: how many rows a second a frame of Spark becomes messages of a running delay server.
 
-The servers and Spark's tasks share the cores of this machine. Rows have bodies of 100 bytes and are due tomorrow; the
-best of some turns counts, each with an origin of its own. The last turn is then written once more, as by tasks that
-Spark repeats. One JSON line for each number of subjects has both rates, and how many messages more than rows are
-pending at the end, which must be none.
+The servers and Spark's tasks share the cores of this machine; ``cpu_us`` is what a row costs of their time, all
+processes together, which says more on a machine that has other work. Rows have bodies of 100 bytes and are due
+tomorrow; the best of some turns counts, each with an origin of its own. The last turn is then written once more, as by
+tasks that Spark repeats. One JSON line for each number of subjects has both rates, and how many messages more than rows
+are pending at the end, which must be none.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from bench import machine
+from bench.process import family_cpu_s
 from bench.servers import servers
 from delayd.reading.books import audit_directory
 from spark.session import open_session
@@ -48,13 +50,16 @@ def main() -> int:
                 f"{time.time_ns() // 1_000_000 + DAY_MS} + id as deliver_at_ms",
             )
             seconds(frame.where("id < 1000"), f"warm-{subjects}")  # The workers start.
+            cpu_s = family_cpu_s()
             taken = [seconds(frame, f"{subjects}-{turn}") for turn in range(TURNS)]
+            cpu_s = family_cpu_s() - cpu_s
             again = seconds(frame, f"{subjects}-{TURNS - 1}")
             written += TURNS * arguments.rows + 1_000
             total = audit_directory(str(running.data), now_ms=time.time_ns() // 1_000_000, consumption=False).total
             figures = {
                 "subjects": subjects,
                 "rows_per_s": int(arguments.rows / min(taken)),
+                "cpu_us": round(cpu_s / TURNS / arguments.rows * 1e6, 1),
                 "again_rows_per_s": int(arguments.rows / again),
                 "doubled": total.pending - written,
             }

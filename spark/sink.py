@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,15 +30,20 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from delayd.batch.columns import Int64s
+from delayd.batch.names import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from delayd.client.instants import MACHINE_HORIZON, within_horizon
 from delayd.client.limits import check_body, check_sent_subject, need_meta, pack_headers
 from delayd.client.producer import AsyncProducer
-from delayd.client.sending.receipts import SendVerdict
+from delayd.client.sending.receipts import BatchReceipt, SendVerdict
 from delayd.client.sending.send_options import REJECT, OnConflict, check_key, expiry_of, label_of
 from delayd.errors import BadArgument, CallerError, InFlight
+from delayd.hours import INSTANT_MS_MIN
 from delayd.outcome import MessageState
 
-CHUNK_ROWS, CHUNK_BYTES = 32_768, 16 << 20  # What is checked and sent together: a batch of Spark's is often too small.
+# What is checked and sent together. A call of the producer is for one subject and costs as much as 30 rows of it: with
+# a thousand subjects in a partition, this many rows are 130 of each.
+CHUNK_ROWS, CHUNK_BYTES = 131_072, 32 << 20
 # A row that is due later is still pending if an earlier try has sent it, so its key keeps a second one away. This is
 # longer than a chunk takes to be sent, and than clocks differ.
 SOON_MS = 300_000
@@ -76,6 +81,7 @@ CHECKS: Mapping[str, Callable[[Any], object]] = {
 }
 # The states of a row that an earlier try has sent and that is not pending, so that its key would not hold a second one.
 ENDED = tuple({*MessageState} - {MessageState.UNKNOWN, MessageState.PENDING, MessageState.REJECTED, MessageState.KEPT})
+VERDICTS = pa.array([verdict.name for verdict in SendVerdict])  # By their numbers.
 SENT_BEFORE = "SENT_BEFORE"  # What the receipt of such a row says in place of a `SendVerdict`.
 RECEIPT = pa.schema(
     [
@@ -169,11 +175,11 @@ class DelaydWriter(DataSourceArrowWriter):
     async def _send(self, chunks: "Iterator[Chunk]", name: str) -> Written:
         with ReceiptFile(self._options.receipts, name) as receipts:
             async with AsyncProducer(self._options.meta) as producer:
-                sender = Sender(producer, self._options.on_conflict)
+                sender = Sender(producer, self._options.on_conflict, told=receipts.path is not None)
                 for chunk in chunks:
                     # The producer joins what is sent at the same time, so subjects of few rows share batches.
-                    for sent in await asyncio.gather(*map(sender.send, chunk.by_subject())):
-                        receipts.add(sent)
+                    sent = await asyncio.gather(*map(sender.send, chunk.by_subject()))
+                    receipts.add([batch for batches in sent for batch in batches])
         return Written(receipts.path)
 
     def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
@@ -208,7 +214,7 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]
 
 
 class Chunk(NamedTuple):
-    """Rows that were checked: columns of Python's values in the order of the rows, sorted by subject."""
+    """Rows that were checked: columns of Python's values, sorted by subject."""
 
     columns: Mapping[str, Sequence[Any]]
 
@@ -219,21 +225,22 @@ class Chunk(NamedTuple):
         Raises:
             BadArgument: what is wrong with which row and column. Rows count from 0 within their partition.
         """
-        columns = _values(table, options)
-        for name in columns:
-            row, why = _first_wrong(name, columns[name])
+        columns = _named(table, options)
+        for name, column in columns.items():
+            row, why = _first_wrong(name, column)
             if row is not None:
                 told = _column_of(name, table)
                 raise BadArgument(f"row {first + row} of partition {partition}, column {told!r}: {why}")
-        return cls(columns)
+        order = pa.array(np.argsort(_codes(columns["subject"]), kind="stable"))
+        return cls({name: _listed(name, column.take(order)) for name, column in columns.items()})
 
     def by_subject(self) -> "Iterator[Chunk]":
         """Its rows as one chunk for each subject."""
-        rows_of: dict[str, list[int]] = {}
-        for row, subject in enumerate(self.columns["subject"]):
-            rows_of.setdefault(subject, []).append(row)
-        for rows in rows_of.values():
-            yield Chunk({name: [values[row] for row in rows] for name, values in self.columns.items()})
+        subjects, first = self.columns["subject"], 0
+        for _, same in groupby(subjects):
+            end = first + sum(1 for _ in same)
+            yield Chunk({name: values[first:end] for name, values in self.columns.items()})
+            first = end
 
     @property
     def row_count(self) -> int:
@@ -248,46 +255,68 @@ class Chunk(NamedTuple):
         return Chunk({name: list(compress(values, chosen)) for name, values in self.columns.items()})
 
 
-def _values(table: pa.Table, options: SinkOptions) -> dict[str, Sequence[Any]]:
-    """Columns as `Producer.send_batch` takes them, with the due instants in ms under ``due``, and a key for each."""
-    columns: dict[str, Sequence[Any]] = {}
+def _named(table: pa.Table, options: SinkOptions) -> dict[str, pa.Array]:
+    """Columns by the names that `Producer.send_batch` has, with due instants in ms under ``due``, and a key for each
+    row.
+    """
+    columns: dict[str, pa.Array] = {}
     for name in table.column_names:
         column = table[name].combine_chunks()
-        if name in ("body", "key"):
-            columns[name] = column.cast(pa.binary()).to_pylist()
-        elif name == "id":
-            prefix = pa.scalar(f"{options.origin}:")
-            columns["key"] = (
-                pc.binary_join_element_wise(prefix, column.cast(pa.string()), "").cast(pa.binary()).to_pylist()
-            )
+        if name == "id":
+            columns["key"] = pc.binary_join_element_wise(f"{options.origin}:", column.cast(pa.string()), "")
         elif name == "deliver_at":
             # Rounded up, because a message must not be delivered up to a millisecond early.
-            instants_us = column.cast(pa.int64()).to_pylist()
-            columns["due"] = [None if instant is None else -(-instant // 1_000) for instant in instants_us]
-        elif name == "headers":
-            columns[name] = [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+            columns["due"] = pc.divide(pc.add(column.cast(pa.int64()), 999), 1_000)
         else:
-            columns["due" if name == "deliver_at_ms" else name] = column.to_pylist()
+            columns["due" if name == "deliver_at_ms" else name] = column
     return columns
 
 
-def _first_wrong(name: str, values: Sequence[Any]) -> tuple[int | None, str]:
+def _listed(name: str, column: pa.Array) -> list[Any]:
+    """The values of a column as the producer takes them."""
+    values: list[Any] = (column.cast(pa.binary()) if name in ("body", "key") else column).to_pylist()
+    return [None if pairs is None else dict(pairs) for pairs in values] if name == "headers" else values
+
+
+def _first_wrong(name: str, column: pa.Array) -> tuple[int | None, str]:
     check, required = CHECKS[name], name in REQUIRED
-    known = set[str]()  # Few subjects are those of many rows.
-    for row, value in enumerate(values):
+    rows = _suspects(name, column)
+    for row, value in zip(rows.tolist(), _listed(name, column.take(pa.array(rows))), strict=True):
         if value is None:
             if required:
                 return row, "it is null"
-            continue
-        if name == "subject" and value in known:
             continue
         try:
             check(value)
         except CallerError as error:
             return row, error.message
-        if name == "subject":
-            known.add(value)
     return None, ""
+
+
+def _suspects(name: str, column: pa.Array) -> Int64s:
+    """The rows whose values have to be checked one by one: those that Arrow finds near no limit are left out."""
+    if name == "subject":
+        codes = _codes(column)
+        first = np.zeros(codes.max() + 1, np.int64)
+        first[codes[::-1]] = np.arange(len(codes))[::-1]  # What is assigned last stays.
+        return np.sort(first)
+    if name == "body":
+        sound = pc.less_equal(pc.binary_length(column), MESSAGE_BYTES_MAX)
+    elif name == "due":
+        latest_ms = MACHINE_HORIZON.wall_ms() + MACHINE_HORIZON.ms
+        sound = pc.and_(pc.greater_equal(column, INSTANT_MS_MIN), pc.less_equal(column, latest_ms))
+    elif name == "key" and pa.types.is_string(column.type):
+        length = pc.binary_length(column)
+        sound = pc.and_(pc.greater(length, 0), pc.less_equal(length, KEY_BYTES_MAX))
+    else:
+        return np.arange(len(column))
+    return np.flatnonzero(~sound.fill_null(False).to_numpy(zero_copy_only=False))
+
+
+def _codes(subjects: pa.Array) -> NDArray[np.integer[Any]]:
+    """A number for each row, the same for rows of one subject."""
+    codes: NDArray[np.integer[Any]] = subjects.dictionary_encode(null_encoding="encode").indices.to_numpy()
+    return codes
 
 
 def _column_of(name: str, table: pa.Table) -> str:
@@ -298,12 +327,13 @@ def _column_of(name: str, table: pa.Table) -> str:
 class Sender:
     """Sends rows of one subject."""
 
-    def __init__(self, producer: AsyncProducer, on_conflict: OnConflict) -> None:
+    def __init__(self, producer: AsyncProducer, on_conflict: OnConflict, *, told: bool) -> None:
         self._producer = producer
         self._on_conflict = on_conflict
+        self._told = told
 
     async def send(self, chunk: Chunk) -> list[pa.RecordBatch]:
-        """Send the rows of a chunk that has one subject; the receipts of all of them.
+        """Send the rows of a chunk that has one subject; the receipts of all of them, if they are told.
 
         Raises:
             InFlight: another message with the key of a row is being handed over for longer than the tries take.
@@ -329,9 +359,10 @@ class Sender:
         has_ended = np.isin(answers["state"], ENDED) & (answers["deliver_at_ms"] == due_ms[soon])
         ended = soon.copy()
         ended[soon] = has_ended
-        told, sent = answers[has_ended], chunk.take(ended)
-        numbers = [told[name] for name in ("sequence", "deliver_at_ms", "accepted_at_ms")]
-        receipts.append(_receipts(sent, [SENT_BEFORE] * len(told), None, numbers))
+        if self._told:
+            found = answers[has_ended]
+            numbers = [found[name] for name in ("sequence", "deliver_at_ms", "accepted_at_ms")]
+            receipts.append(_receipts(chunk.take(ended), pa.repeat(SENT_BEFORE, len(found)), None, numbers))
         return chunk.take(~ended)
 
     async def _send(self, chunk: Chunk, receipts: list[pa.RecordBatch]) -> Chunk:
@@ -351,26 +382,34 @@ class Sender:
         )
         verdicts = receipt.verdicts
         again: Rows = verdicts == SendVerdict.IN_FLIGHT
+        if self._told:
+            receipts.append(self._receipts_of(chunk, receipt, ~again))
+        return chunk.take(again)
+
+    def _receipts_of(self, chunk: Chunk, receipt: BatchReceipt, rows: Rows) -> pa.RecordBatch:
+        """Receipts of rows that were sent."""
+        verdicts = receipt.verdicts
         kept: Rows = verdicts == SendVerdict.KEPT
         standing: list[NDArray[np.integer[Any]]] = [receipt.sequences, receipt.deliver_at_ms, receipt.accepted_at_ms]
         if kept.any():
             # The message that stands for a row that was kept is the earlier one.
             others = receipt.others, receipt.others_at_ms, receipt.others_filed_at_ms
             standing = [np.where(kept, *pair) for pair in zip(others, standing, strict=True)]
-        names = [SendVerdict(verdict).name for verdict in verdicts[~again].tolist()]
-        numbers = [column[~again] for column in standing]
-        receipts.append(_receipts(chunk.take(~again), names, receipt.log_ids[~again], numbers))
-        return chunk.take(again)
+        names = VERDICTS.take(pa.array(verdicts[rows]))
+        return _receipts(chunk.take(rows), names, receipt.log_ids[rows], [column[rows] for column in standing])
 
 
 def _receipts(
     chunk: Chunk,
-    verdicts: Sequence[str],
+    verdicts: pa.Array,
     log_ids: NDArray[np.uint64] | None,
     numbers: Sequence[NDArray[np.integer[Any]]],
 ) -> pa.RecordBatch:
     """Receipts of rows; ``numbers`` are their sequences, due instants and instants of acceptance."""
-    names = [None] * len(verdicts) if log_ids is None else [f"{log_id:016x}" for log_id in log_ids.tolist()]
+    names = pa.nulls(len(verdicts), pa.string())
+    if log_ids is not None:
+        servers, index = np.unique(log_ids, return_inverse=True)
+        names = pa.array([f"{log_id:016x}" for log_id in servers.tolist()], pa.string()).take(pa.array(index))
     keys = pa.array(chunk.columns["key"], pa.binary())
     signed = [column.astype(np.int64) for column in numbers]
     return pa.record_batch([chunk.columns["subject"], keys, verdicts, names, *signed], schema=RECEIPT)
@@ -399,10 +438,9 @@ class ReceiptFile:
             disk.delete_file(place)
 
     def add(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Add receipts."""
-        if self._writer is not None:
-            for batch in batches:
-                self._writer.write_batch(batch)
+        """Add receipts, as one row group."""
+        if self._writer is not None and batches:
+            self._writer.write_table(pa.Table.from_batches(batches))
 
 
 def open_place(path: str) -> tuple[pyarrow.fs.FileSystem, str]:

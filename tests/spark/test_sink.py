@@ -18,7 +18,17 @@ from delayd.errors import BadArgument, LogId
 from delayd.outcome import MessageState
 from delayd.reading.books import audit_directory
 from pyspark_delayd import DefaultSource
-from spark.sink import RECEIPT, Chunk, DelaydWriter, ReceiptFile, SinkOptions, Written, check_columns, gathered
+from spark.sink import (
+    CHUNK_ROWS,
+    RECEIPT,
+    Chunk,
+    DelaydWriter,
+    ReceiptFile,
+    SinkOptions,
+    Written,
+    check_columns,
+    gathered,
+)
 from tests.end_to_end.up_process import Up, up
 from tests.waiting import wait_until
 
@@ -32,6 +42,7 @@ pytestmark = [
 ]
 
 DAY_MS = 86_400_000
+NOW_MS = 1_800_000_000_000
 PLAIN = "subject string, body binary, deliver_at timestamp, id bigint"
 
 
@@ -78,7 +89,7 @@ def test_a_task_that_fails_after_it_has_sent_is_run_again_and_doubles_no_row(
     session: SparkSession, servers: Up, tmp_path: Path
 ) -> None:
     """Half of the rows have been delivered when the task runs again, the others wait for a day."""
-    meta, failed, count = servers.meta, tmp_path / "failed", 80_000  # Spark hands on two chunks of them
+    meta, failed, count = servers.meta, tmp_path / "failed", CHUNK_ROWS + 20_000  # The first chunk of them is sent.
     now_ms = time.time_ns() // 1_000_000
 
     def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -233,10 +244,31 @@ def test_a_value_past_a_limit_is_refused_before_its_chunk_is_sent(column: str, v
         Chunk.of(table, 7, 2, options)
 
 
+def test_rows_of_mixed_subjects_keep_their_values_and_their_order() -> None:
+    rows, subjects = range(7), ["b", "a", "b", "c", "a", "b", "a"]
+    table = pa.table(
+        {
+            "id": rows,
+            "subject": subjects,
+            "body": [f"body {row}" for row in rows],
+            # A microsecond past a millisecond is the next one: no message may be early.
+            "deliver_at": pa.array([NOW_MS * 1_000 + row for row in rows], pa.timestamp("us", "UTC")),
+            "headers": pa.array([[("n", str(row))] for row in rows], pa.map_(pa.string(), pa.string())),
+        }
+    )
+    found = list(Chunk.of(table, 0, 0, SinkOptions.of({"origin": "o"})).by_subject())
+    assert [chunk.columns["subject"] for chunk in found] == [["b"] * 3, ["a"] * 3, ["c"]]
+    for chunk, own in zip(found, ([0, 2, 5], [1, 4, 6], [3]), strict=True):
+        assert chunk.columns["key"] == [b"o:%d" % row for row in own]
+        assert chunk.columns["body"] == [b"body %d" % row for row in own]
+        assert chunk.columns["due"] == [NOW_MS + (row > 0) for row in own]
+        assert chunk.columns["headers"] == [{"n": str(row)} for row in own]
+
+
 def test_small_batches_are_sent_together_and_rows_keep_their_numbers() -> None:
-    batches = pa.table({"id": range(100_000)}).to_batches(10_000)
+    batches = pa.table({"id": range(300_000)}).to_batches(10_000)
     found = [(first, table.num_rows, table["id"][0].as_py()) for first, table in gathered(batches)]
-    assert found == [(0, 40_000, 0), (40_000, 40_000, 40_000), (80_000, 20_000, 80_000)]
+    assert found == [(0, 140_000, 0), (140_000, 140_000, 140_000), (280_000, 20_000, 280_000)]
     check_columns(StructType.fromDDL(PLAIN), SinkOptions.of({"origin": "o"}))  # type: ignore[arg-type]
 
 
