@@ -359,7 +359,9 @@ def _open_keys(site: Site, found: Recovered, random_seed: Callable[[], int]) -> 
     if known is None:
         known = KnownRuns(random_seed(), FIRST_NUMBER, whole=not found.kept.keys_lost)
     opened = open_index(site.disk, site.folder, site.log_id, known)
-    if opened.damage is not None:
+    if not opened.known.whole:
+        log.warning("keys_not_whole reason='the index is made again from the logs'")
+    elif opened.damage is not None:
         log.critical("keys_damaged reason=%r", str(opened.damage))
     keys = KeyIndex(site, opened, found.kept.files.all)
     for rows in found.replayed.keyed:

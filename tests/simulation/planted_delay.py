@@ -27,7 +27,7 @@ from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import InDoubt, Link
 from delayd.delay.handoff.sender import Sender
 from delayd.delay.handoff.target_words import TargetEnds
-from delayd.delay.handoff.window import Window
+from delayd.delay.handoff.window import SentBatch, Window
 from delayd.delay.intake import Intake
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.producers import AcceptedBatch, Allowance, Producers, Waiter
@@ -191,8 +191,9 @@ def _note_and_go_on(self: Dispatcher, routes: dict[bytes, int], unrouted: list[b
     self._log_control = log_control
 
 
-def _take_nothing_back(self: Sender) -> None:
+def _take_nothing_back(self: Sender) -> list[SentBatch]:
     self.frames_in_flight = 0
+    return []
 
 
 def _doubt_this_life_alone(self: Sender, doubt_until_ms: int | None) -> int:
@@ -301,7 +302,7 @@ IN_DELAY: Bugs = {
         Patch(
             Link,
             "_greeted",
-            changed(Link._greeted, "self._may_have_been_offered(age_ms)", "None"),
+            changed(Link._greeted, "lost_epoch != (self._lost_epoch or 0)", "False"),
         )
     ],
     "L10: an hour that was set aside is never tried again": [Patch(mending, "DAMAGED_AGAIN_MS", NEVER_MS)],

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from delayd.address import Endpoint
 from delayd.batch.columns import FEW_ROWS
+from delayd.batch.sequences import among
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.target_words import TargetWords
 from delayd.delay.handoff.window import MayHaveLeft, lowest_offset, split_off
@@ -265,11 +266,13 @@ class Dispatcher:
         for link in self._order:
             if link.lost_offers is not None:
                 found |= link.lost_offers.among(rows)
-        if not found.any():
-            return found
-        for number in np.unique(rows["subject"].compress(found)).tolist():
-            own = np.flatnonzero(rows["subject"] == np.uint32(number))
-            found[own] = self._may_have_left(rows.take(own), self._subjects.names[number])
+        if found.any():
+            for number in np.unique(rows["subject"].compress(found)).tolist():
+                own = np.flatnonzero(rows["subject"] == np.uint32(number))
+                found[own] = self._may_have_left(rows.take(own), self._subjects.names[number])
+        for link in self._order:
+            if len(link.lost_rows):
+                found |= among(rows["sequence"], link.lost_rows)
         return found
 
     def _may_have_left(self, rows: Rows, subject: bytes) -> NDArray[np.bool_]:

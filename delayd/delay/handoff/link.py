@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.address import Endpoint
-from delayd.batch.sequences import Sequences
+from delayd.batch.sequences import NO_SEQUENCES, Sequences, among
 from delayd.delay.handoff.sender import Sender, SenderTerms
 from delayd.delay.handoff.target_words import Refusers
-from delayd.delay.handoff.window import MayHaveLeft
+from delayd.delay.handoff.window import MayHaveLeft, SentBatch
 from delayd.delay.handoff.wire import WatchedWire, Wire
 from delayd.delay.intake import Intake
 from delayd.delay.ledger.ledger import Ledger
@@ -114,12 +114,17 @@ class Link:
         self.endpoint: Endpoint | None = None
         self.alarm = ""
         self.is_elsewhere = False  # Another server answers at the target's address.
-        self.lost_offers: MayHaveLeft | None = None  # What consumers may have had that the target has lost (rule C1).
+        # What consumers may have had that the target has lost (rule C1): of the rows that earlier lives of this server
+        # sent, all that were due by an instant; of those that this life sent, exactly these, sorted.
+        self.lost_offers: MayHaveLeft | None = None
+        self.lost_rows = NO_SEQUENCES
+        self._lost_by_hour: dict[int, Sequences] = {}  # The same by hour.
         self.is_lost = False  # An operator has given the target up: it is never spoken to again.
         self.refusal: HandoffRefused | None = None  # Why the target refused the last hello, until that is resolved.
         # Whether an operator wants the target to take this server as it is.
         self._accepts_origin = terms.refusers.is_accepted(target)
         self._origin = shared.life
+        self._earlier = shared.earlier
         self._dial = terms.dial
         self._alarms = shared.alarms
         self._outcomes = shared.outcomes
@@ -370,23 +375,36 @@ class Link:
             if self._ends.unread and decided <= end_offset and self._ends.said(self.target) is not None:
                 # The offset is known again this way, even if nobody ever restores the dispatch log that named it.
                 self._ends.name(self.target, decided)
-            if lost_epoch != (self._lost_epoch or 0):
+            has_lost, is_first = lost_epoch != (self._lost_epoch or 0), self._lost_epoch is None
+            if has_lost and is_first:
                 self.lost_offers = self._may_have_been_offered(age_ms)
             self._lost_epoch = lost_epoch
-            self._record(session, window)
+            self._record(session, window, has_lost=has_lost and not is_first)
 
     def _may_have_been_offered(self, age_ms: int) -> MayHaveLeft:
-        """Rows that this target may have given to consumers, and lost, before a life of it that began so long ago.
+        """Rows that earlier lives of this server sent, and that the target may have given to consumers, and lost,
+        before a life of it that began so long ago.
 
-        If it has answered another life of the target, all that had left until now may be lost. If not, the age tells,
-        for instance: this server starts at 12:05, and the target says that its life began five minutes before. A row
-        that was due at 12:00:03 and still waits here may have been given out. One that was due at 12:01 was not, and
-        may be cancelled.
+        An example: this server starts at 12:05, and the target says that its life began five minutes before. A row that
+        was due at 12:00:03 and still waits here may have been given out. One that was due at 12:01 was not, and may be
+        cancelled.
         """
-        due_until_ms = self.sender.claimed_until_ms
-        if self._lost_epoch is None:
-            due_until_ms = min(self._alarms.clock.now_ms() - age_ms + CLOCKS_MS, due_until_ms)
+        due_until_ms = min(self._alarms.clock.now_ms() - age_ms + CLOCKS_MS, self._earlier.due_until_ms)
         return MayHaveLeft(self._intake.next_sequence, due_until_ms)
+
+    def _note_lost(self, batches: list[SentBatch]) -> None:
+        """The target began a life after an unclean end, and these batches, which this life sent, are not there: its
+        consumers may have had them.
+        """
+        lost = self._lost_by_hour
+        for sent in batches:
+            lost[sent.hour] = np.union1d(lost.get(sent.hour, NO_SEQUENCES), sent.rows["sequence"])
+        for hour, rows in list(lost.items()):
+            # What has an outcome by now is of no interest any more.
+            lost[hour] = rows.compress(among(rows, self._ledger.undecided_of(hour)))
+            if not len(lost[hour]):
+                del lost[hour]
+        self.lost_rows = np.sort(np.concatenate([NO_SEQUENCES, *lost.values()]))
 
     def _answered(self) -> None:
         """The target accepts this server."""
@@ -419,16 +437,18 @@ class Link:
         self.alarm = what
         self._end_session(DAMAGED_AGAIN_MS)
 
-    def _record(self, session: int, window: list[InDoubt]) -> None:
+    def _record(self, session: int, window: list[InDoubt], *, has_lost: bool) -> None:
         """Record the batches that the answer names. A batch that was sent and is not named has not arrived, and never
-        will.
+        will; or it has, and the target ``has_lost`` it.
         """
         self.phase = Phase.RECORDING
         for held in window:
             self._arrived(*held)
         self._ledger.drop_named()
         self._answer = []
-        self.sender.take_back()
+        taken_back = self.sender.take_back()
+        if has_lost:
+            self._note_lost(taken_back)
         self._outcomes.when_durable(partial(self._ready, session))
         self._outcomes.commit()
 

@@ -120,7 +120,6 @@ class Sender:
         self._left_out = NO_SEQUENCES
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
-        self.claimed_until_ms = terms.earlier.due_until_ms  # No row that is due later has ever left.
         self.later = ""  # Why the target puts off the rows that it is sent, as the log said it.
 
     def pump(self, wire: Wire, session: int, current: Callable[[int], bool]) -> None:
@@ -267,12 +266,16 @@ class Sender:
             return True
         return any(bool((rows["subject"] == number).any()) for rows in self.window.rows())
 
-    def take_back(self) -> None:
-        """Let rows wait again that were sent and, as the target's answer shows, never arrived."""
-        for sent in reversed(self.window.unacknowledged()):
+    def take_back(self) -> list[SentBatch]:
+        """Let rows wait again that were sent and, as the target's answer shows, are not there; returns their
+        batches.
+        """
+        batches = self.window.unacknowledged()
+        for sent in reversed(batches):
             self.window.decide(sent.batch_id)
             self.waiting.give_back(sent.rows)
         self.frames_in_flight = 0
+        return batches
 
     def _has_freight(self) -> bool:
         """Whether waiting rows should leave now: a few rows leave at once when nothing is under way; otherwise they
@@ -308,7 +311,6 @@ class Sender:
             rows = rows.take(np.flatnonzero(~early))
             if not len(rows):
                 return
-        self.claimed_until_ms = max(self.claimed_until_ms, claimed_at_ms)
         parts, left = split_by_subject_and_hour(rows, BATCHES_A_FRAME)
         self.waiting.give_back(left)
         batches: list[bytes] = []

@@ -32,11 +32,17 @@ KEPT_MS = 6_000  # A send with a key waits as long for a row that may be at a ta
 REFUSALS = 20
 
 
-def lost(*, keyed: bool = False, wrong_ms: int = 0) -> World:
-    """A world with one row that the target's consumers had, and that a power cut took; the target takes nothing now."""
+def lost(*, keyed: bool = False, wrong_ms: int = 0, was_ahead_ms: int = 0) -> World:
+    """A world with one row that the target's consumers had, and that a power cut took; the target takes nothing now.
+    The delay server's clock may have been ahead before, when something left.
+    """
     world = World(new_world(TARGET_IDS))
+    if was_ahead_ms:
+        world.clock.step_wall(was_ahead_ms)
+        world.clock.trust()
     world.send(wanted(1, 0, "first"))
     world.pass_ms(200)
+    world.clock.step_wall(-was_ahead_ms)
     world.server.own_all_keys()
     world.settle()
     rows = wanted(1, world.clock.now_ms() - START_MS + 100, "a")
@@ -181,6 +187,19 @@ def test_what_falls_due_after_the_target_is_back_can_be_cancelled_and_so_can_wha
     assert cancelled(world, world.receipts("new")) == [CancelAnswer.CANCELLED]
     world.pass_ms(CLOCKS_MS + 2_000)
     world = then(world)
+    assert cancelled(world, world.receipts("later")) == [CancelAnswer.CANCELLED]
+    delivered(world, world.receipts("a"))
+
+
+def test_what_never_left_can_be_cancelled_though_the_clock_was_an_hour_ahead_once() -> None:
+    world = lost(was_ahead_ms=3_600_000)
+    world.send(wanted(1, world.clock.now_ms() - START_MS + 1_800_000, "later"))
+    world.send(wanted(1, 0, "new"))
+    world.settle()
+    world.crash_target(target_of(world))
+    world.outside.targets[target_of(world)].restart()
+    world = refusing(world)
+    assert cancelled(world, world.receipts("a")) == IN_FLIGHT
     assert cancelled(world, world.receipts("later")) == [CancelAnswer.CANCELLED]
     delivered(world, world.receipts("a"))
 
