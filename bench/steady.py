@@ -42,11 +42,11 @@ def steady(rate: int, seconds: int, settle_s: int) -> Figures:
     expected = rate * seconds
     with servers("realtime", "delay") as running:
         before = _spent_ms(running)
-        with producing("delayd", running.meta, rate, seconds):
+        with producing("delayd", running.meta, rate, seconds) as producer:
             arrivals = uvloop.run(consume(running.meta, [subject_name(0)], expected, seconds + DRAIN_S))
         after = _spent_ms(running)
-    cpu_us = {f"{name}_cpu_us": round((after[name] - before[name]) * 1_000 / expected, 1) for name in after}
-    return {**arrivals.figures(settle_s), "lost": expected - arrivals.count, **cpu_us}
+    figures = arrivals.figures(settle_s) | _each_us(before, after, producer, expected)
+    return {**figures, "lost": expected - arrivals.count}
 
 
 def subjects(rate: int, seconds: int, settle_s: int, count: int, consumed: int) -> Figures:
@@ -69,11 +69,11 @@ def together(rate: int, seconds: int, settle_s: int, count: int, listed: bool) -
     expected = rate * seconds
     with servers("realtime", "delay") as running:
         before = _spent_ms(running)
-        with producing("delayd", running.meta, rate, seconds, count):
+        with producing("delayd", running.meta, rate, seconds, count) as producer:
             arrivals = uvloop.run(consume(running.meta, [what], expected, seconds + DRAIN_S))
         after = _spent_ms(running)
-    cpu_us = {f"{name}_cpu_us": round((after[name] - before[name]) * 1_000 / expected, 1) for name in after}
-    return {**arrivals.figures(settle_s), "lost": expected - arrivals.count, "subjects": count, **cpu_us}
+    figures = arrivals.figures(settle_s) | _each_us(before, after, producer, expected)
+    return {**figures, "lost": expected - arrivals.count, "subjects": count}
 
 
 def redis_steady(rate: int, seconds: int, settle_s: int) -> Figures:
@@ -100,17 +100,22 @@ def subject_name(number: int) -> str:
 
 
 @contextlib.contextmanager
-def producing(side: str, where: str, rate: int, seconds: int, subjects: int = 1) -> Iterator[None]:
-    """A producer process beside the block; its failure is the run's."""
+def producing(side: str, where: str, rate: int, seconds: int, subjects: int = 1) -> Iterator[dict[str, float]]:
+    """A producer process beside the block; its failure is the run's. What it yields is filled behind the block: the
+    processor time that the producer has used, in ms.
+    """
     command = [sys.executable, "-m", "bench.steady", side, where, str(rate), str(seconds), str(subjects)]
-    with subprocess.Popen(command) as child:
+    spent_ms: dict[str, float] = {}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
-            yield
+            yield spent_ms
         except BaseException:
             child.kill()
             raise
+        said, _ = child.communicate()
     if child.returncode:
         raise RuntimeError("the producer failed; its messages are above")
+    spent_ms["producer"] = float(said)
 
 
 def _subjects(messages: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
@@ -121,6 +126,17 @@ def _spent_ms(running: Servers) -> dict[str, float]:
     """Processor time that each server and this process, the consumer, have used up to now."""
     servers_ms = {role: cpu_ms(running.pid(role)) for role in ("delay", "realtime")}
     return {**servers_ms, "consumer": time.process_time() * 1_000}
+
+
+def _each_us(
+    before: dict[str, float], after: dict[str, float], producer: dict[str, float], messages: int
+) -> dict[str, float]:
+    """Processor time of each process for one message, and of all of them together."""
+    spent_ms = {name: after[name] - before[name] for name in after} | producer
+    return {
+        f"{name}_cpu_us": round(ms * 1_000 / messages, 1)
+        for name, ms in (spent_ms | {"all": sum(spent_ms.values())}).items()
+    }
 
 
 async def _produce(meta: str, rate: int, seconds: int, subjects: int) -> None:
@@ -173,10 +189,12 @@ def main() -> None:
     """Be the producer process of a run."""
     side, where = sys.argv[1:3]
     rate, seconds, subjects = map(int, sys.argv[3:])
+    began = time.process_time()
     if side == "redis":
         _produce_redis(int(where), rate, seconds)
     else:
         uvloop.run(_produce(where, rate, seconds, subjects))
+    print((time.process_time() - began) * 1_000)
 
 
 if __name__ == "__main__":
