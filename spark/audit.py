@@ -197,14 +197,16 @@ def collect_frame(
 ) -> AuditReport:
     """Audit the hours of a fleet. Raises LogMoved when files went away meanwhile."""
     tasks = tasks_of(tasks)
-    parts: list[AuditPlan | ArchivedPart] = [*fleet.plan.split(tasks), *_archived_parts(fleet, tasks)]
+    parts = parts_of(fleet, tasks)
     rows = audit_frame(session, parts, findings_limit).toArrow().to_pylist() if parts else []
     return report_of(rows, fleet, findings_limit)
 
 
-def _archived_parts(fleet: Fleet, tasks: int) -> list[ArchivedPart]:
-    hours = fleet.archived_hours()
-    return [ArchivedPart(tuple(hours[part::tasks]), fleet.plan.terms) for part in range(min(tasks, len(hours)))]
+def parts_of(fleet: Fleet, tasks: int) -> list[AuditPlan | ArchivedPart]:
+    """Cut a fleet for so many tasks: the hours of its directories, and those of its archives."""
+    hours, terms = fleet.archived_hours(), fleet.plan.terms
+    archived = [ArchivedPart(tuple(hours[part::tasks]), terms) for part in range(min(tasks, len(hours)))]
+    return [*fleet.plan.split(tasks), *archived]
 
 
 def report_of(rows: Sequence[dict[str, Any]], fleet: Fleet, findings_limit: int | None) -> AuditReport:

@@ -1,6 +1,6 @@
-"""Spark on many directories: what it says otherwise than numpy of each.
+"""Spark on many directories and archives: what it says otherwise than numpy of each.
 
-Invariant: one session and one job for all directories, or the start of each would take longer than the audits.
+Invariant: one session and one job for all of them, or the start of each would take longer than the audits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from delayd.reading.files.target_index import Chunk, LogPiece, scan_piece, split
 from delayd.reading.fleet import Fleet, plan_fleet
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Folder
-from spark.audit import audit_frame, report_of
+from spark.audit import audit_frame, parts_of, report_of
 from tests.simulation.audit import BOOKS
 from tests.three_audits import report_differences
 
@@ -43,7 +43,7 @@ class Compared:
 
 
 def compare_in_spark(session: SparkSession, folders: Mapping[str, str], now_ms: int) -> Compared:
-    """Audit directories, given by name and path, with numpy and in Spark."""
+    """Audit directories or archives, given by name and path, with numpy and in Spark."""
     fleets: dict[str, Fleet] = {}
     expected: dict[str, AuditReport | str] = {}
     verdicts = Counter[str]()
@@ -55,7 +55,7 @@ def compare_in_spark(session: SparkSession, folders: Mapping[str, str], now_ms: 
             verdicts["unreadable"] += 1
             continue  # Spark's driver makes the plan by the same code, so both end with the same words.
         expected[name] = _said(here.audit)
-    owners = [(name, part) for name, fleet in fleets.items() for part in fleet.plan.split(PARTS)]
+    owners = [(name, part) for name, fleet in fleets.items() for part in parts_of(fleet, PARTS)]
     rows = defaultdict[str, list[dict[str, Any]]](list)
     for row in audit_frame(session, [part for _, part in owners], None, TASKS).toArrow().to_pylist():
         rows[owners[row["part"]][0]].append(row)

@@ -246,7 +246,7 @@ class _Run:
         if what:
             self._faults.append(f"{self._uri(key.file)} differs from {source}: {'; '.join(what)}")
             return
-        rows, start = count_archived(fetched)
+        rows, start = count_archived(self._uri(key.file), fetched)
         noted = Note(key, rows, fetched.stat().st_size, found, start, note.seal)
         if self._note(noted):
             (self._written if is_new else self._found).append(noted)

@@ -14,7 +14,7 @@ from delayd.errors import DamagedData
 from delayd.log.hour import NO_OUTCOMES, OutcomeRows, Seal
 from delayd.machine.disk import RealDisk
 from delayd.reading.archive.notes import ArchivedKey, Note, decode_note, file_sha256
-from delayd.reading.archive.rows import join_pieces, join_targets, read_message
+from delayd.reading.archive.rows import count_archived, join_pieces, join_targets, read_message
 from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.audit import AuditTerms, FiledByLog, audit_hour
 from delayd.reading.files.row_arrays import (
@@ -42,6 +42,9 @@ def fetch_checked(store: ArchiveStore, note: Note, folder: Path) -> Path:
         raise DamagedData(name, 0, f"the file is gone, and {store.uri}/{note.key.note} names it") from None
     if path.stat().st_size != note.size or file_sha256(path) != note.sha256:
         raise DamagedData(name, 0, f"it is another file than {store.uri}/{note.key.note} names")
+    if count_archived(name, path) != (note.rows, note.start_offset):
+        what = f"{store.uri}/{note.key.note} says otherwise how many rows it has, or where the realtime log began"
+        raise DamagedData(name, 0, what)
     return path
 
 

@@ -78,16 +78,20 @@ def read_schedule(
         yield rows
 
 
-def count_archived(path: Path) -> tuple[int, int]:
-    """How many rows a file has, and, of the table ``message``, where its server's log began when it was read."""
-    said = pq.read_metadata(path)
+def count_archived(name: str, path: Path) -> tuple[int, int]:
+    """How many rows a file has, and, of the table ``message``, where its server's log began when it was read.
+
+    Raises:
+        DamagedData: it is no such file; ``name`` is what the error calls it.
+    """
+    with _named_damage(name):
+        said = pq.read_metadata(path)
     return int(said.num_rows), int((said.metadata or {}).get(START.encode(), b"0"))
 
 
 def read_message(name: str, key: ArchivedKey, path: Path) -> Iterator[TargetRows]:
     """Read a file of the table ``message``, see `read_schedule`. The one target of its rows is the archived server."""
-    with _named_damage(name):
-        target = Target(name, key.log_id, count_archived(path)[1])
+    target = Target(name, key.log_id, count_archived(name, path)[1])
     last = np.uint64(0)
     for piece in _pieces(name, key, path, MESSAGE_TYPES):
         subject, subjects = piece.names("subject")

@@ -1,0 +1,63 @@
+"""Each lie about an archive is found and rightly named, and an honest archive has no finding."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tamper.archived import Forger, honest_archive, sealed
+from tests.tamper.lies.archive import ArchiveLie, Tell, archive_lies, untold_of_archives
+from tests.unit.cli.runner import run
+
+LIES = archive_lies()
+UNTOLD = untold_of_archives()
+
+
+@pytest.fixture
+def forger(tmp_path: Path) -> Forger:
+    return Forger(honest_archive(), tmp_path / "archive")
+
+
+def said(folder: Path) -> dict[str, Any]:
+    """What an audit of an archive says, with all findings."""
+    ran = run("audit", "--data", str(folder), "--format", "json", "--findings", "1000000")
+    found: dict[str, Any] = json.loads(ran.out)
+    assert ran.code == (0 if found["balanced"] else 3)
+    return found
+
+
+def names(found: dict[str, Any]) -> set[str]:
+    """The names of what is wrong."""
+    kinds = {finding["finding"] for finding in found["findings"]} - {"LATE"}
+    return kinds | ({"BROKEN"} if found["broken_seals"] else set())
+
+
+def test_an_honest_archive_has_no_finding_and_verified_seals() -> None:
+    found = said(honest_archive())
+    assert found["balanced"] and names(found) == set()
+    assert found["seals"] == {"verified": 5, "deleted": 5, "unread": 0, "BROKEN": 0}
+
+
+def test_the_forger_makes_the_seals_that_servers_made(forger: Forger) -> None:
+    for name in forger.files("schedule"):
+        seal = forger.note(name)["seal"]
+        assert {**seal, **sealed(forger.rows(name))} == seal
+        forger.chain(forger.note(name)["origin"])
+        assert forger.note(name)["seal"] == seal
+
+
+def test_there_are_more_than_eighty_of_them() -> None:
+    assert len({lie.name for lie in LIES}) == len(LIES) >= 80
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name.replace(" ", "_"))
+def test_a_lie_about_an_archive_is_found_and_rightly_named(lie: ArchiveLie, forger: Forger) -> None:
+    lie.tell(forger)
+    assert names(said(forger.folder)) == lie.names
+
+
+@pytest.mark.parametrize(("name", "tell"), UNTOLD, ids=[name.replace(" ", "_") for name, _ in UNTOLD])
+def test_what_the_page_of_archives_calls_undetectable_is_found_by_nobody(name: str, tell: Tell, forger: Forger) -> None:
+    tell(forger)
+    assert names(said(forger.folder)) == set(), name
