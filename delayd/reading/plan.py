@@ -14,7 +14,7 @@ filed rows by the tasks; what is left to do here grows with hours, batches and g
 """
 
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -46,7 +46,15 @@ from delayd.reading.files.directory import (
     take_what_is_there,
     was_removed,
 )
-from delayd.reading.files.origins import MessageTail, dispatch_sizes, part_hour, read_hour, read_outcomes, read_tail
+from delayd.reading.files.origins import (
+    MessageTail,
+    dispatch_sizes,
+    hours_on_disk,
+    part_hour,
+    read_hour,
+    read_outcomes,
+    read_tail,
+)
 from delayd.reading.files.row_arrays import Batches, RowCollector, ScheduleRows, Sorter, TargetRows
 from delayd.reading.files.stored_groups import TornTail, log_size
 from delayd.reading.files.target_index import Scan, TargetIndex, TargetIndexer, read_target_rows
@@ -375,14 +383,17 @@ def plan_audit(
     read without the file.
     """
     delays, realtimes, doubled = _servers_of(disk, data, need_schedule)
-    _name_damage(disk, (*realtimes, *delays), damage)
+    _name_damage(disk, (*realtimes, *delays), damage, hours)
     torn: list[TornTail] = []
     helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
     # The pull logs are read before the message logs, so that each message that a group was given is found.
     consumed = tuple(read_consumption(disk, directory, torn) for directory in realtimes) if consumption else ()
     indexer = TargetIndexer(disk, realtimes, torn)
     indexer.scan(newer=False, scan=scan)
-    sizes = [dispatch_sizes(disk, directory) for directory in delays]
+    listed = [hours_on_disk(disk, directory) for directory in delays]
+    # A directory has files of thousands of hours, and those that nobody asks for are not opened.
+    wanted = [[hour for hour in each if hours is None or hour in hours] for each in listed]
+    sizes = [dispatch_sizes(disk, *each) for each in zip(delays, wanted, strict=True)]
     snapshots = [
         take_snapshot(disk, directory) if damage is None else take_what_is_there(disk, directory, damage)
         for directory in delays
@@ -394,12 +405,12 @@ def plan_audit(
     origins: list[AuditedOrigin] = []
     tails: list[MessageTail] = []
     deleted: dict[HourKey, int] = {}
-    for directory, dispatched, snapshot in zip(delays, sizes, snapshots, strict=True):
+    for directory, on_disk, dispatched, snapshot in zip(delays, listed, sizes, snapshots, strict=True):
         tail = read_tail(disk, snapshot, torn, hours, filed=scan is None, damage=damage)
         own = index.batches[index.batches["origin_log_id"] == directory.log_id]
         claimed_ms = int(own["claimed_at_ms"].max(initial=0))
         lives.append(read_life(disk, directory, max(tail.last_appended_at_ms, claimed_ms), now_ms))
-        known, removed = _split_hours(disk, snapshot, dispatched, tail, own, lives[-1].until_ms)
+        known, removed = _split_hours(disk, snapshot, on_disk, tail, own, lives[-1].until_ms)
         deleted |= {(directory.log_id, hour): count for hour, count in _count_rows(own, removed).items()}
         chosen = tuple(hour for hour in known if hours is None or hour in hours)
         spans = spans_of(snapshot.word, directory.log_id, index)
@@ -439,9 +450,12 @@ def _servers_of(
     return delays, realtimes, doubled
 
 
-def _name_damage(disk: Disk, directories: Sequence[Directory], damage: list[DamagedData] | None) -> None:
+def _name_damage(
+    disk: Disk, directories: Sequence[Directory], damage: list[DamagedData] | None, hours: Container[int] | None
+) -> None:
     for directory in directories:
-        for error in not_counted(disk, directory):
+        # An audit ends with any damage that there is, also of hours that it was not asked for.
+        for error in not_counted(disk, directory, None if damage is None else hours):
             if damage is None:
                 raise error
             damage.append(error)
@@ -465,14 +479,15 @@ def _given_up(snapshot: ScheduleSnapshot, tail: MessageTail) -> dict[int, int]:
 def _split_hours(
     disk: Disk,
     snapshot: ScheduleSnapshot,
-    dispatched: Mapping[int, int],
+    dispatched: Iterable[int],
     tail: MessageTail,
     batches: Batches,
     until_ms: int,
 ) -> tuple[list[int], set[int]]:
     """The hours of a delay server that there is anything to compare of, rising, and those that retention removed.
 
-    ``batches`` are those of its rows at targets, ``until_ms`` is its last instant.
+    ``dispatched`` are those with a dispatch log, ``batches`` those of its rows at targets, ``until_ms`` is its last
+    instant.
     """
     removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
     known = (set(snapshot.hours) | set(dispatched) | set(tail.unfiled.counts())) - removed

@@ -10,7 +10,7 @@ has taken it: that is damage, and never a loss.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -301,12 +301,14 @@ def missing_files(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
             yield DamagedData(path, 0, f"the file is gone, and the checkpoint counts {counted[path]}")
 
 
-def not_counted(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
-    """Name each file that is gone, and each dispatch or message log that is shorter than its checkpoint says."""
+def not_counted(disk: Disk, directory: Directory, hours: Container[int] | None = None) -> Iterator[DamagedData]:
+    """Name each file that is gone, and each message log, or dispatch log of some ``hours``, that is shorter than its
+    checkpoint says; None: of all hours.
+    """
     yield from missing_files(disk, directory)
-    for path, missing in _short(disk, directory).items():
+    for path, missing in _short(disk, directory, hours).items():
         # A cut file stays cut; one that retention removed at this moment is not counted any more.
-        if _short(disk, directory).get(path) == missing:
+        if _short(disk, directory, hours).get(path) == missing:
             size, length = missing
             what = f"the checkpoint says that {length - size} more bytes are there"
             yield DamagedData(path, size + FILE_HEADER_BYTES, what)
@@ -328,11 +330,11 @@ def log_names(disk: Disk, folder: str) -> list[str]:
     return [name for name in disk.list_folder(folder) if name.endswith(".log")]
 
 
-def _short(disk: Disk, directory: Directory) -> dict[str, tuple[int, int]]:
+def _short(disk: Disk, directory: Directory, hours: Container[int] | None) -> dict[str, tuple[int, int]]:
     """Files that are shorter than the checkpoint counts, by path: their bytes of groups, and the counted ones."""
     if directory.role is Role.DELAY:
-        snapshot = take_snapshot(disk, directory, tail=False)
-        ends = {dispatch_path(directory.path, hour): end for hour, end in _ends(snapshot).items()}
+        known = _ends(take_snapshot(disk, directory, tail=False))
+        ends = {dispatch_path(directory.path, hour): known[hour] for hour in known if hours is None or hour in hours}
     else:
         ends = published_ends(disk, directory)
     found: dict[str, tuple[int, int]] = {}

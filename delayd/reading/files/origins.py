@@ -94,9 +94,8 @@ def hours_on_disk(disk: Disk, directory: Directory) -> list[int]:
     return sorted(hour_from_name(name[:-4]) for name in names if name.endswith(".log"))
 
 
-def dispatch_sizes(disk: Disk, directory: Directory, hours: Iterable[int] | None = None) -> dict[int, int]:
-    """Bytes of groups in dispatch logs at this moment, by hour; ``hours`` None: in all that are there."""
-    hours = hours_on_disk(disk, directory) if hours is None else hours
+def dispatch_sizes(disk: Disk, directory: Directory, hours: Iterable[int]) -> dict[int, int]:
+    """Bytes of groups in the dispatch logs of some hours at this moment, by hour."""
     return {hour: file_size(disk, dispatch_path(directory.path, hour)) for hour in hours}
 
 

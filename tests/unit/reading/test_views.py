@@ -13,7 +13,7 @@ import pytest
 
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name
-from delayd.machine.disk import RealDisk
+from delayd.machine.disk import File, RealDisk
 from delayd.reading import plan as plans
 from delayd.reading.archive.archiver import archive_directory
 from delayd.reading.archive.store import FolderStore, open_store
@@ -176,6 +176,23 @@ def test_a_part_knows_nothing_of_other_hours(books: Books) -> None:
         (origin,) = part.hours.plan.origins
         assert set(part.hours.plan.index.batches["hour"].tolist()) <= set(origin.hours)
         assert set(part.hours.tails[0].unfiled.counts()) <= set(origin.hours)
+
+
+def test_no_file_of_another_hour_is_opened(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    own = RealDisk.open
+
+    def watched(disk: RealDisk, path: str, *, write: bool = False, create: bool = False) -> File:
+        opened.append(path)
+        return own(disk, path, write=write, create=create)
+
+    monkeypatch.setattr(RealDisk, "open", watched)
+    for view in ("schedule", "dispatch", "lifecycle", "hours"):
+        opened.clear()
+        parts = plan_view(ViewQuery(view, tuple(types_of(view)), range(HOUR + 1, HOUR + 2)), (books.root,), 4, NOW_MS)
+        assert sum(batch.num_rows for part in parts for batch in part.read())
+        of_hours = {path for path in opened if "/schedule/" in path or "/dispatch/" in path}
+        assert of_hours and all(path.endswith(f"/{hour_name(HOUR + 1)}.log") for path in of_hours), view
 
 
 def test_an_archive_that_was_changed_costs_the_hour_of_that_file(books: Books, tmp_path: Path) -> None:
