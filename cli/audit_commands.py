@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import NamedTuple, ParamSpec, TextIO, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import click
 
 from delayd.config import DATA_DEFAULT
 from delayd.errors import BadArgument, BadSetting, DataError
 from delayd.hours import duration_text, hour_name, instant_text
-from delayd.machine.disk import RealDisk
 from delayd.machine.operating import counted
 from delayd.reading.archive.store import is_archive
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
@@ -41,13 +40,9 @@ from delayd.reading.findings import (
 from delayd.reading.fleet import audit_fleet
 from delayd.reading.proved import encode_proved, proved_hours, read_proved
 from delayd.reading.seals import (
-    Compared,
     SealReport,
     SealsReport,
     SealState,
-    compare_sides,
-    parse_lines,
-    read_sides,
     verify_seals,
 )
 from delayd.reading.subject_figures import CLASSES, FIGURES, PARTS, SubjectFigures
@@ -88,7 +83,7 @@ HOUR_COLUMNS = (
     *(Column(name, ColumnKind.NUMBER) for name in ("scheduled", *CLASSES)),
     *(Column(name, ColumnKind.NUMBER) for name in _FAULTS),
     *(Column(name, ColumnKind.NUMBER) for name in ("late", *PARTS)),
-    *(Column(name, ColumnKind.NUMBER, detail=True) for name in ("unproven", "tallied", "past_due")),
+    *(Column(name, ColumnKind.NUMBER, detail=True) for name in ("unproven", "past_due")),
     *(Column(name, ColumnKind.DURATION) for name in (*_QUANTILE_NAMES, "late_max_ms")),
     *columns("delay_log_id:detail"),
 )
@@ -441,7 +436,7 @@ def _columns(hours: Sequence[Sequence[Cell]]) -> list[Column]:
 
 
 def _hour_row(summary: HourSummary) -> tuple[Cell, ...]:
-    counts = ("scheduled", *CLASSES, *_FAULTS, "late", *PARTS, "unproven", "tallied", "past_due")
+    counts = ("scheduled", *CLASSES, *_FAULTS, "late", *PARTS, "unproven", "past_due")
     figures: Iterator[int] = (getattr(summary, name) for name in counts)
     quantiles = (summary.late_ms(quantile) for quantile in QUANTILES)
     name = hour_name(summary.hour) if summary.hour else "all"
@@ -653,45 +648,21 @@ SEAL_COLUMNS = columns(
     "differs delay_log_id:detail"
 )
 
-SIDES_COLUMNS = columns("hour state target differs delay_log_id:detail")
-NOTHING = "nothing to compare: it takes the lines of a delay server and of a realtime server, and a sealed hour"
-_STATES = {True: "agree", False: "DIFFER", None: "left open"}
-
 
 @click.command(cls=Command)
 @data_option
 @hours_options
-@click.option(
-    "--tallies",
-    is_flag=True,
-    help="Print lines that are the same for delay and realtime servers when they agree; verify nothing.",
-)
-@click.option(
-    "--against",
-    multiple=True,
-    type=click.File(),
-    metavar="FILE",
-    help="Compare with the lines that --tallies printed on another machine; may be repeated.",
-)
 @shown_options
-def seals(data: str, hours: HourRange, tallies: bool, against: tuple[TextIO, ...], shown: Shown) -> int:
+def seals(data: str, hours: HourRange, shown: Shown) -> int:
     """Verify the seals of hours, from files.
 
     The command reads the rows of each sealed hour that was not deleted, and computes anew what its seal says. It
     follows the chain of all seals, also of deleted hours, and names what differs.
 
-    With --tallies it prints for each hour one line with what delay servers say that they handed over, and one with
-    what realtime servers held. Both lines are the same when the servers agree, also after the messages are removed.
-    --against compares such lines from another machine with this directory.
-
-    Exit codes: 0 no seal is broken; 3 a seal is broken, both sides differ, or a file is damaged.
+    Exit codes: 0 no seal is broken; 3 a seal is broken, or a file is damaged.
 
     $ delayd seals --data /var/lib/delayd --from -24h
-    $ delayd seals --data /var/lib/delayd --tallies > here.tallies
-    $ delayd seals --data /var/lib/delayd --against there.tallies
     """
-    if tallies or against:
-        return _sides(data, hours, against, shown)
     with all_damage_named([data]), progress("hours", None) as advance:
         report = verify_seals(data, hours=hours, progress=HourSteps(advance))
     listed = [each for each in report.seals if each.hour in hours or each.state is SealState.BROKEN]
@@ -701,29 +672,6 @@ def seals(data: str, hours: HourRange, tallies: bool, against: tuple[TextIO, ...
         for line in _verdict_on_seals(report, bool(listed)):
             click.echo(line)
     return NOT_BALANCED if report.broken else OK
-
-
-def _sides(data: str, hours: HourRange, against: Sequence[TextIO], shown: Shown) -> int:
-    with all_damage_named([data]), progress("hours", None) as advance:
-        sides = read_sides(RealDisk(), data, hours, HourSteps(advance))
-    if not against:
-        for line in sides.lines(hours):
-            click.echo(line)
-        return OK
-    for file in against:
-        sides = sides.join(parse_lines(file, file.name))
-    found = [each for each in compare_sides(sides) if each.hour in hours]
-    if shown.form != "table" or any(not each.agrees for each in found):
-        shown.show(SIDES_COLUMNS, (_side_row(each) for each in found if shown.form != "table" or not each.agrees))
-    states = Counter(_STATES[each.agrees] for each in found)
-    if shown.form == "table":
-        click.echo(f"both sides: {', '.join(f'{count:,} {state}' for state, count in states.items()) or NOTHING}")
-    return NOT_BALANCED if states[_STATES[False]] else OK
-
-
-def _side_row(found: Compared) -> tuple[Cell, ...]:
-    target = f"{found.target:016x}" if found.target else "all"
-    return hour_name(found.hour), _STATES[found.agrees], target, found.differs, f"{found.log_id:016x}"
 
 
 def _seal_row(report: SealReport) -> tuple[Cell, ...]:

@@ -28,7 +28,6 @@ from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.hour import DEAD, REMOVED, SEALED, decode_ended, decode_hours, decode_outcomes, decode_seals
 from delayd.log.pull import decode_entries
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, UnfinishedFile, open_segment
-from delayd.log.tally import TALLY, decode_tallies
 from delayd.machine.disk import Disk, RealDisk, open_named
 from delayd.machine.identity import LOCK, is_held
 from delayd.machine.operating import counted
@@ -123,9 +122,6 @@ def _rows(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
             for seal in decode_seals(batch):
                 facts = _facts(seal.facts._asdict())
                 yield None, None, None, f"number={seal.number} {facts} previous_sha256={seal.previous_sha256.hex()}"
-        case BatchKind.TALLY:
-            for entry in decode_tallies(batch):
-                yield None, None, None, _facts({name: int(entry[name]) for name in TALLY.names or ()}, "zero")
         case _:
             yield from _messages(batch, base_sequence)
 

@@ -53,7 +53,7 @@ Progress = Callable[[int], None]
 """Called with the bytes of each piece."""
 STATE = f"state.lmdb/{LMDB_FILE}"
 HOUR_PREFIX = b"hour/"
-FLAT_LOGS = ("message", "pull", "seal", "quarantine", "tally")
+FLAT_LOGS = ("message", "pull", "seal", "quarantine")
 DEEP_LOGS = ("dispatch", "consume")  # A folder for each day or subject.
 ROLES = ("delay", "realtime", "meta")  # In the order in which running servers are cut.
 BACKUP_LOCK = "backup.lock"

@@ -4,8 +4,7 @@
 --     cd books && (cat PATH/examples/audit.sql; echo "from totals; from findings order by all limit 100;") | duckdb
 --
 -- `totals`, `hours` (figures by delay server and hour), `subjects` (by subject, too), `findings` (a row for each thing
--- that is wrong), `tallies` (what realtime servers held of an hour, by their tallies, beside what they were given) and
--- `consumption` (by group).
+-- that is wrong) and `consumption` (by group).
 
 create view accepted as from 'accepted.parquet';
 create view decision as from 'decision.parquet';
@@ -332,39 +331,6 @@ select
     sum(lost) as lost, sum(duplicate) as duplicate, sum(early) as early, sum(orphan) as orphan,
     sum(mismatch) as mismatch, sum(conservation) as conservation, sum(late) as late, max(late_ms_max) as late_ms_max
 from hours;
-
--- By hour and realtime server: messages that it tallied, closed segments that retention has removed too, those that it
--- holds in no tallied segment, and those that the dispatch log says it was given; null where no outcome is here (yet).
-create view tallies as
-with tallied as (
-    select log_id, origin, hour, sum(messages) as messages, sum(differing) as otherwise from 'tally.parquet' group by all
-),
-behind as (
-    select log_id, origin, hour, count(*) as messages from message m
-    where not exists (
-        from 'tally.parquet' t
-        where t.log_id = m.log_id and m."offset" >= t.begin_offset and m."offset" < t.end_offset
-    )
-    group by all
-),
-told as (
-    select target as log_id, log_id as origin, hour, count(*) as messages
-    from dispatch
-    where outcome = 'DISPATCHED'
-    group by all
-),
-joined as (
-    select
-        log_id, origin, hour,
-        coalesce(tallied.messages, 0) as tallied,
-        coalesce(behind.messages, 0) as untallied,
-        coalesce(otherwise, 0) as differing,
-        told.messages as given
-    from tallied
-    full join behind using (log_id, origin, hour)
-    full join told using (log_id, origin, hour)
-)
-select *, tallied + untallied = given and differing = 0 as agree from joined;
 
 -- By group of consumers: what it was given, and whether that is what became of it.
 create view consumption as

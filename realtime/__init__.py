@@ -27,7 +27,6 @@ A consumer pulls and acknowledges it (Q1 to Q10)
     retries             messages that come again later, and dead letters (Q2); `delayd.net.courier` takes them away
 It may go (Q3)
     removal             which segments may be removed, and subjects that nobody pulls
-    closed              each closed segment is read once, and counted
 A checkpoint and a start (L, P2)
     checkpoint          what a checkpoint holds, copied piece by piece; consume logs and one transaction
     kept                the values in LMDB

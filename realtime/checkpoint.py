@@ -37,7 +37,6 @@ from delayd.machine.executor import Abandoned, Done
 from delayd.machine.identity import Site
 from delayd.machine.open_files import unsynced_files_max
 
-from .closed import ClosedSegments
 from .group_records import GroupRecords
 from .groups import Changes, Group, GroupCopy
 from .kept import (
@@ -237,7 +236,6 @@ def write(site: Site, file: CheckpointFile, snapshot: Snapshot) -> None:
     published: Payload = {
         "indexed_offset": marks.indexed_offset,
         "pull_offset": marks.pull_offset,
-        "tally_offset": marks.tally_offset,
         "next_sequence": marks.next_sequence,
         "keep_from": snapshot.begins,
         "epoch": snapshot.epoch,
@@ -300,16 +298,13 @@ def _sync(disk: Disk, path: str, unsynced: list[File]) -> None:
 class Snapshots:
     """Makes one snapshot at a time; belongs to the loop."""
 
-    def __init__(
-        self, recovered: Recovered, groups: GroupRecords, closed: ClosedSegments, clock: JudgedClock, retention_ms: int
-    ) -> None:
+    def __init__(self, recovered: Recovered, groups: GroupRecords, clock: JudgedClock, retention_ms: int) -> None:
         self.copying: Snapshot | None = None  # A snapshot that takes more than one turn of the loop to copy.
         self.forgetting: list[Subject] = []  # Subjects whose runs in memory the consume logs have by now.
         self.retention_wanted = False
         self._recovered = recovered
         self._index, self._origins = recovered.index, recovered.origins
         self._groups = groups
-        self._closed = closed
         self._clock = clock
         self._retention_ms = retention_ms
         self._subjects_left: list[Subject] = []
@@ -400,7 +395,6 @@ class Snapshots:
             # Groups created since this began are included; groups created later begin at a message that is kept.
             part += changes.created
         kept = keep_from(message_log, snapshot.oldest_ms, snapshot.marks, part, self._index)
-        kept = min(kept, self._closed.kept_from)
         snapshot.keep_from = kept if snapshot.keep_from is None else min(kept, snapshot.keep_from)
         if snapshot.groups_left:
             return False

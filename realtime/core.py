@@ -28,7 +28,6 @@ from delayd.wire.requests import RequestType, not_served
 from delayd.wire.status import status_head
 
 from .checkpoint import Checkpointer, Snapshot, Snapshots
-from .closed import ClosedSegments
 from .commit import Commit, GroupCommit, PullCommit
 from .consumers import Consumers, Joins
 from .delay_servers import DelayServers, SpaceLook
@@ -100,7 +99,7 @@ class Consuming:
 
 
 class Housekeeping:
-    """What keeps the directory: checkpoints, the reading of closed segments, and the removal of what is old."""
+    """What keeps the directory: checkpoints, and the removal of what is old."""
 
     def __init__(
         self, config: RealtimeConfig, site: Site, recovered: Recovered, groups: GroupRecords, clock: JudgedClock
@@ -109,8 +108,7 @@ class Housekeeping:
         self.unseen = Unseen(index, groups.roster.has, config.retention_ms)
         self.checkpoints = Checkpointer(site, index, marks, config.checkpoint_every_ms, config.checkpoint_bytes)
         self.trimming = Trimming(index, site.disk, site.worker)
-        self.closed = ClosedSegments(site, recovered.message_log, recovered.tally_log)
-        self.snapshots = Snapshots(recovered, groups, self.closed, clock, config.retention_ms)
+        self.snapshots = Snapshots(recovered, groups, clock, config.retention_ms)
 
 
 class Core:
@@ -151,9 +149,9 @@ class Core:
         self._pull_log, self._pulls, self.groups = consuming.pull_log, consuming.pulls, consuming.groups
         self._led, self.retries = self._pulls.leads.of_peer, consuming.retries
         house = Housekeeping(config, site, recovered, self.groups, clock)
-        self._checkpoints, self._snapshots, self._closed = house.checkpoints, house.snapshots, house.closed
+        self._checkpoints, self._snapshots = house.checkpoints, house.snapshots
         self._unseen, self._trimming = house.unseen, house.trimming
-        for part in (self._commit, self._pull_log, self._checkpoints, self._closed):
+        for part in (self._commit, self._pull_log, self._checkpoints):
             part.on_failure = self.fail
         self._unread = Unread(site, recovered, self._tell_of_checkpoint, around.begin_anew)
         self._operators = self._open_repair(site)
@@ -279,7 +277,6 @@ class Core:
         """Take a checkpoint, and then remove what retention allows; housekeeping calls this (rule T3)."""
         self._snapshots.retention_wanted = True
         self._unseen.look()
-        self._closed.hurry()
         self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -308,7 +305,6 @@ class Core:
             if each is not None:
                 write_again(each.segments)
                 each.close()
-        self._closed.close()
         self._checkpoints.close()
 
     def fail(self, error: BaseException) -> None:
@@ -357,8 +353,6 @@ class Core:
         if self._stopping is not None:
             self._go_on_stopping()
             return
-        if self._indexed_offset >= self._closed.rolls_at:
-            self._closed.look()
         if self._checkpoints.is_due(self._indexed_offset):
             self.checkpoint()
 
@@ -379,7 +373,6 @@ class Core:
         yield from self._operators.waits(self.log_id)
         yield from self.retries.waits()
         yield from self.shell_waits()
-        yield from self._closed.waits()
         if not self._clock.confirmed:
             yield WaitKind.CLOCK.wait(CLOCK_UNCONFIRMED, held="retention", role="realtime")
 
@@ -391,7 +384,6 @@ class Core:
             "end_offset": self._commit.durable,
             "next_sequence": self._next_sequence,
             "indexed_offset": self._checkpoints.last.indexed_offset,
-            "differing": self._closed.differing,
             "in_doubt": sum(len(origin.window) for origin in self._origins),
             "subjects": len(self._index),
             "groups": len(self._pulls.groups),
@@ -440,7 +432,6 @@ class Core:
             self._origins.window_offset(self._indexed_offset) if unread is None else unread,
             *self._pull_marks(),
             self._checkpoints.last.kept_from,
-            self._closed.end,
         )
 
     def _go_on_copying(self) -> None:
@@ -471,7 +462,6 @@ class Core:
             self._snapshots.stored(snapshot)
             executors = self._executors
             remove_old(self._state, executors.commit, executors.work, snapshot, self._old_removed)
-        self._closed.look()  # The log may have rolled because a file was damaged.
         tells, self._tells = self._tells, []
         for tell in tells:
             # The state may hold a checkpoint that was not published.

@@ -65,7 +65,6 @@ class Marks:
     pull_crc32c: int = 0
     next_pull: int = 0
     kept_from: int = 0  # Retention has removed nothing of the message log from this offset on.
-    tally_offset: int = 0  # Up to where the tally log is durable.
 
 
 def encode_marks(marks: Marks, incarnation: int) -> Pair:

@@ -55,13 +55,11 @@ from delayd.log.log import Log, LogPlace, open_log, open_needed_log
 from delayd.log.pull import GroupDecision, PullEntry, PullOp, decode_entries, decode_rows, decode_void, encode_void
 from delayd.log.segment import FileKind
 from delayd.log.tail import COPY_PREFIX, named_behind
-from delayd.log.tally import tally_place
 from delayd.machine.clock import Clock
 from delayd.machine.disk import Disk
 from delayd.machine.identity import Identity, open_identity
 from delayd.machine.state import State
 
-from .closed import TallyLog
 from .commit import hello_of_record
 from .groups import Group, LostGroup
 from .handoff import LostOffers, Origins
@@ -94,7 +92,6 @@ class Recovered:
     identity: Identity
     marks: Marks
     message_log: Log
-    tally_log: TallyLog
     index: Index
     stored: StoredBatches
     origins: Origins
@@ -157,9 +154,6 @@ def _recover(
     confirmed = partial(named_behind, disk, state.scan, config.folder, identity.log_id)
     message_log = open_needed_log(disk, message_place, now_ms, *whole, kept_from=marks.kept_from, confirmed=confirmed)
     opened.callback(message_log.close)
-    place = tally_place(config.folder, identity.log_id)
-    tally_log = TallyLog(disk, place, identity.epoch, now_ms, marks.tally_offset)
-    opened.callback(tally_log.close)
     index = Index(disk, config.folder, message_log)
     for damage in kept.subjects(index):
         _find_subject(disk, config.folder, index, message_log, marks.indexed_offset, damage)
@@ -171,7 +165,6 @@ def _recover(
         identity,
         marks,
         message_log,
-        tally_log,
         index,
         StoredBatches(message_log, config.tail_bytes),
         origins,

@@ -87,8 +87,7 @@ class DelaydDataSource(DataSource):
         view: which table. ``lifecycle`` (the default), ``schedule``, ``dispatch``, ``message`` and ``accepted`` have
             one row for each message, and ``decision`` for each that a decision ended; ``hours`` has one for each hour
             with the figures of its audit, ``findings`` for each message that breaks the books; ``seals`` for each seal;
-            ``consumption`` for each group of consumers; ``tally`` for what a segment of a realtime message log held
-            of one hour.
+            ``consumption`` for each group of consumers.
         from: the first hour, as YYYYMMDDHH.
         to: the last hour, as YYYYMMDDHH.
         subject: only rows of this subject.

@@ -38,7 +38,6 @@ from delayd.log.hour import (
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.pull import PullEntry, encode_entries
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
-from delayd.log.tally import TALLY, encode_tallies
 from delayd.machine.disk import Disk, RealDisk
 from delayd.outcome import Outcome, Reason
 
@@ -406,13 +405,6 @@ class Books:
         log = self._own_log("pull", FileKind.PULL)
         self._append(log, GroupKind.CONTROL, [encode_records([record])], START_MS)
         self._append(log, GroupKind.DATA, encode_entries(entries), START_MS, 0, len(entries))
-        log.close()
-
-    def tally(self, entries: Sequence[tuple[int, ...]]) -> None:
-        """A tally log with such entries."""
-        log = self._own_log("tally", FileKind.TALLY)
-        batches = encode_tallies(np.array(entries, TALLY))
-        self._append(log, GroupKind.DATA, batches, START_MS, 0, len(entries))
         log.close()
 
     def close(self) -> None:

@@ -41,8 +41,7 @@ class BatchKind(IntEnum):
     CONTROL = 5
     PULL = 6
     SEAL = 7
-    TALLY = 8
-    ASKED = 10  # 9 was a segment's index.
+    ASKED = 10  # 8 and 9 are no longer used.
 
 
 class ColumnId(IntEnum):
@@ -67,7 +66,6 @@ class ColumnId(IntEnum):
     SEAL = 17  # A seal (docs/formats/seal.md).
     BODY_LEFT_OUT = 18  # Length of a body that is not in the heap, else 0 (docs/formats/schedule.md).
     CONTENT_HASH = 19  # Of subject, headers and body; 0: not stated (docs/formats/content.md).
-    TALLY = 20  # An entry of the tally log (docs/formats/tally.md).
     WANTED_AT_MS = 21  # The instant to which a caller wants the row moved (docs/protocol.md).
 
 
@@ -91,7 +89,6 @@ DTYPES: dict[int, np.dtype[np.generic]] = {
     ColumnId.SEAL: np.dtype("V200"),
     ColumnId.BODY_LEFT_OUT: np.dtype("<u4"),
     ColumnId.CONTENT_HASH: np.dtype("<u8"),
-    ColumnId.TALLY: np.dtype("V64"),
     ColumnId.WANTED_AT_MS: np.dtype("<i8"),
 }
 # The columns of ends: each has a region in the heap. Regions stand in the order of their columns' ids.
@@ -150,7 +147,6 @@ KIND_COLUMNS: dict[BatchKind, KindColumns] = {
     BatchKind.CONTROL: _exactly(ColumnId.BODY_END),
     BatchKind.PULL: _exactly(ColumnId.ENTRY),
     BatchKind.SEAL: _exactly(ColumnId.SEAL),
-    BatchKind.TALLY: _exactly(ColumnId.TALLY),
     BatchKind.ASKED: KindColumns(_RECEIPT, _RECEIPT | {ColumnId.WANTED_AT_MS}),
 }
 # Two facts on which readers rest. A column that breaks one needs another way to be read there first.

@@ -481,7 +481,7 @@ def _too_large(rows: Int64s) -> MessageTooLarge:
 
 
 def _check_parts(batch: Batch, heap_bytes: int) -> None:
-    if batch.kind in (BatchKind.PULL, BatchKind.SEAL, BatchKind.TALLY, BatchKind.ASKED) and heap_bytes:
+    if batch.kind in (BatchKind.PULL, BatchKind.SEAL, BatchKind.ASKED) and heap_bytes:
         raise BatchMalformed(f"a {batch.kind.name} batch with a heap of {heap_bytes} bytes")
     if batch.kind is BatchKind.OUTCOME:
         if heap_bytes % OUTCOME_PART_BYTES:

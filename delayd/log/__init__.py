@@ -14,7 +14,6 @@ The delay server's logs
 The realtime server's logs
     consume             the consume log of a subject: from a message's number to its place
     pull                the pull log: which consumer was given which messages, their outcomes, and their retries
-    tally               the tally log: counts the rows that were held of each delay server and hour
 What a person or a disk does to a log
     tail                tells a damaged end of a log from one that a crash has torn, and lets an operator give it up
 """

@@ -65,8 +65,7 @@ class FileKind(IntEnum):
     PULL = 6
     CHECKPOINT = 7
     SEAL = 8
-    TALLY = 9
-    KEYS = 11  # 10 was the index of a segment.
+    KEYS = 11  # 9 and 10 are no longer used.
 
 
 class FileHeader(NamedTuple):

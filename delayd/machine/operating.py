@@ -129,7 +129,6 @@ class WaitKind(Enum):
         "messages that are to come again through delay server {origin}",
         "start delay server {origin}, or look at its log",
     )
-    CONTENT_DIFFERS = "a look at {messages} of this server's message log", "delayd log verify"
     LEFT_BEHIND = (
         "{messages} of {subject} for group {group}",
         "delayd route move {subject} --to {log_id}, until its consumers have emptied it",

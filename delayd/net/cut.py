@@ -47,7 +47,7 @@ FOLDER = "backup"  # In a server's folder, while a backup copies it.
 SIZES = "sizes"  # The sizes of the logs' files, as this module writes them.
 # Logs whose files are copied up to the size of this moment. Schedule logs are copied up to what the state counts, and
 # consume logs as they are: the state says how much of them is valid, and what is behind that is cut off at a start.
-CUT_LOGS = ("message", "dispatch", "seal", "quarantine", "pull", "tally")
+CUT_LOGS = ("message", "dispatch", "seal", "quarantine", "pull")
 HOLD_MS_MAX = 5_000
 BUSY_MS = 1_000  # When to ask again while another backup is copied.
 

@@ -13,7 +13,7 @@ The audit
     fleet               one audit of directories of several machines, and of archives
     proved              sealed hours that an audit need not read again
     proofs, tlog        what shows an outsider what became of a message, and the trees and notes that it is made of
-    seals               seals, verified from the files alone (S4); what realtime servers held, by their tallies
+    seals               seals, verified from the files alone (S4)
     consumption         pull logs and consume logs
 What else is asked
     find                messages by what they say, also behind damage
@@ -32,9 +32,9 @@ An hour's audit: `plan` bounds the files; for each hour (or part of one) `files.
 outcomes, `files.targets` the rows at realtime servers; `audit` sorts, joins and compares them; `books` adds up. A find
 and a trace read the same groups and keep their places; an export writes the columns of the same plan.
 
-Words. The *schedule side* of an hour are its rows in the schedule log and, above the checkpoint's replay offset, in
-the message log. The *books* of an hour are its schedule side, its dispatch log and the rows at realtime servers
-(*targets*). *Both sides* of a handoff are the delay server's dispatch log and the realtime servers' tallies. An
-hour's rows are *settled* when each has an outcome or waits for a known reason. A delay server's *word* is the part of
-its checkpoint that only an audit reads. A *torn* tail are the bytes behind the last group of a file that checks.
+Words. The *schedule side* of an hour are its rows in the schedule log and, above the checkpoint's replay offset, in the
+message log. The *books* of an hour are its schedule side, its dispatch log and the rows at realtime servers
+(*targets*). An hour's rows are *settled* when each has an outcome or waits for a known reason. A delay server's *word*
+is the part of its checkpoint that only an audit reads. A *torn* tail are the bytes behind the last group of a file that
+checks.
 """

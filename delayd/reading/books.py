@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from delayd.batch.content import Tally
+from delayd.batch.content import tally
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.hour import RESTORED_STEP, OutcomeRows, Seal, dispatch_path
 from delayd.machine.disk import Disk, RealDisk
@@ -20,6 +20,7 @@ from delayd.reading.files.directory import ScheduleSnapshot
 from delayd.reading.files.origins import MessageTail, read_outcomes
 from delayd.reading.files.row_arrays import Sorter
 from delayd.reading.files.stored_groups import TornTail, file_size, segment_bases, until_still
+from delayd.reading.files.target_index import read_target_rows
 from delayd.reading.findings import (
     AcceptanceState,
     CausedFindings,
@@ -51,9 +52,7 @@ from delayd.reading.seals import (
     SealCheck,
     SealReport,
     SealState,
-    SidesCheck,
-    TargetTallies,
-    deleted_hour_differs,
+    held_differs,
 )
 from delayd.reading.subject_figures import NO_SUBJECTS, SubjectSums
 from delayd.secret import Secret
@@ -173,12 +172,9 @@ class AuditReport:
         if total.waiting:
             reasons = "; ".join([*self.holds_up, *(life.sentence for life in self.missed)])
             yield f"{total.waiting:,} wait, and are not lost: {reasons or 'their delay server still holds them'}"
-        if total.tallied:
-            what = "are kept by their target no longer, and proved by the tally that it made of them"
-            yield f"{total.tallied:,} {what}"
-        if total.unproven > total.tallied:
+        if total.unproven:
             what = "are dispatched by the dispatch log's word alone: their target keeps them no longer, or is not here"
-            yield f"{total.unproven - total.tallied:,} {what}"
+            yield f"{total.unproven:,} {what}; an archive that has them, or the target's directory, would prove them"
 
     @property
     def balanced(self) -> bool:
@@ -411,33 +407,24 @@ def audit_plan(
     read. Raises LogMoved when files went away meanwhile.
     """
     for done, hour in enumerate(plan_hours(disk, plan, tails), 1):
-        found, summary, differs = audit_books(hour, plan.helds, books[hour.log_id])
+        found, summary, differs = audit_books(hour, books[hour.log_id])
         yield HourResult.of(found, summary, findings_limit, differs)
         if progress is not None:
             progress(done, plan.hour_count)
 
 
-def audit_books(
-    hour: HourBooks, helds: Sequence[TargetTallies], book: SealBook
-) -> tuple[Findings, HourSummary, list[str] | None]:
-    """Audit an hour of a plan that has these tallies, with its seal in ``book``; see `audit_plan`."""
+def audit_books(hour: HourBooks, book: SealBook) -> tuple[Findings, HourSummary, list[str] | None]:
+    """Audit an hour of a plan, with its seal in ``book``; see `audit_plan`."""
     check = book.check(hour.hour) if book.has_standing(hour.hour) else None
-    # An hour that was sealed after the checkpoint may have rows that came to a target only after the target's log
-    # was read.
-    compared = helds if check is not None and hour.origin.snapshot.is_sealed(hour.hour) else ()
-    sides = SidesCheck(compared, hour.index, hour.log_id, hour.hour)
     parts = hour.parts()
     found: list[tuple[Findings, HourSummary]] = []
     before = 0
     for part in parts:
-        result, filed = _audit_part(part, before, check, sides, last=part is parts[-1])
+        result, filed = _audit_part(part, before, check, last=part is parts[-1])
         found.append(result)
         before += filed
-    differs = None if check is None else [*check.differences(hour.torn), *sides.differences()]
-    summary = join_parts([each for _, each in found])
-    if check is not None and summary.unproven:
-        summary = replace(summary, tallied=min(summary.unproven, sides.proved()))
-    return join_findings([each for each, _ in found]), summary, differs
+    differs = None if check is None else check.differences(hour.torn)
+    return join_findings([each for each, _ in found]), join_parts([each for _, each in found]), differs
 
 
 def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:
@@ -446,23 +433,19 @@ def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:
 
 
 def _deleted_hours(disk: Disk, plan: AuditPlan, log_id: int, book: SealBook) -> Iterator[Finding]:
-    """Compare seals of deleted hours, which are all that is left of them, with what the targets held of these hours."""
-    batches = plan.index.batches
-    hours = set(batches["hour"][batches["origin_log_id"] == log_id].tolist())
-    for held in plan.helds:
-        hours |= set(held.entries["hour"][held.entries["origin_log_id"] == np.uint64(log_id)].tolist())
-    for seal in book.deleted() if hours else ():
-        facts = seal.facts
+    """Compare seals of deleted hours, which are all that is left of them, with what targets still hold of these."""
+    batches = plan.index.batches[plan.index.batches["origin_log_id"] == np.uint64(log_id)]
+    hours = set(batches["hour"].tolist())
+    for facts in (seal.facts for seal in book.deleted()) if hours else ():
         if facts.hour in hours:
-            sealed = Tally(facts.dispatched, facts.tally_first, facts.tally_second)
-            key = log_id, facts.hour
-            if what := deleted_hour_differs(disk, plan.helds, plan.index, key, sealed, facts.in_doubt):
+            rows = read_target_rows(disk, plan.index, batches[batches["hour"] == facts.hour])
+            if what := held_differs(tally(rows.sequence, rows.deliver_at_ms, rows.hashes()), facts):
                 what = f"hour {hour_name(facts.hour)} was removed: {what}"
                 yield conservation(facts.hour, log_id, what)
 
 
 def _audit_part(
-    part: HourBooks, before: int, check: SealCheck | None, sides: SidesCheck, *, last: bool
+    part: HourBooks, before: int, check: SealCheck | None, *, last: bool
 ) -> tuple[tuple[Findings, HourSummary], int]:
     """Audit an hour or a part of one, and return how many of its rows are filed; nothing else of it stays in memory."""
     sorter = Sorter()
@@ -473,12 +456,9 @@ def _audit_part(
     if check is not None:
         sealed = sorter.outcomes(sealed) if again else outcomes
         check.add(schedule, sealed)
-        sides.add_sent(sealed)
     del found, sealed
     realtime = sorter.stored(part.realtime())
     del sorter
-    if check is not None:
-        sides.add_held(realtime)
     accepted = part.accepted()._replace(before=before if last else None)
     logs = schedule, outcomes, realtime
     return audit_hour(part.log_id, part.hour, *logs, part.terms, accepted), schedule.filed_count()

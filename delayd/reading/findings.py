@@ -374,7 +374,6 @@ class HourSummary:
     conservation: int = 0
     late: int = 0
     unproven: int = 0  # Dispatched by the dispatch log; the target's retention has removed the row.
-    tallied: int = 0  # Unproven rows that the target's tally of the hour proves: it agrees with the dispatch log.
     moved: int = 0  # Cancelled rows that live on as other rows, which are scheduled where they went.
     redriven: int = 0  # Moved rows that were dead letters, and were sent to their group again.
     past_due: int = 0  # Dispatched rows that were already due when accepted.

@@ -59,7 +59,7 @@ from delayd.reading.files.row_arrays import Batches, RowCollector, ScheduleRows,
 from delayd.reading.files.stored_groups import TornTail, log_size
 from delayd.reading.files.target_index import Scan, TargetIndex, TargetIndexer, read_target_rows
 from delayd.reading.findings import HourKey, HourSummary, StoredAcceptance, read_acceptances
-from delayd.reading.seals import TargetTallies, read_held, sealed_facts
+from delayd.reading.seals import sealed_facts
 
 META = "meta"
 NOT_SCHEDULED = "nothing shows that it was given {messages} before it handed them over"
@@ -235,8 +235,7 @@ class AuditPlan:
     torn: tuple[TornTail, ...] = ()
     lives: tuple[LastLife, ...] = ()  # Of all servers whose directories are here.
     holds_up: tuple[str, ...] = ()  # Why they wait, as their delay server says.
-    helds: tuple[TargetTallies, ...] = ()  # The contents of the targets' tally logs, in the order of the index.
-    # The contents of their pull logs, in the same order; () when the caller did not ask for it.
+    # The contents of the targets' pull logs, in the order of the index; () when the caller did not ask for it.
     consumption: tuple[Consumption, ...] = ()
     acceptances: tuple[StoredAcceptance, ...] = ()  # What operators have said of findings in these hours.
     data: tuple[str, ...] = ()  # Where all of this lies.
@@ -297,7 +296,7 @@ class AuditPlan:
             origins.append(AuditedOrigin(own, sizes, origin.terms, tuple(hours), dropped=origin.dropped))
         # What is known of the index's faults is the driver's to tell.
         index = replace(self.index, batches=batches, faults=(), hellos={})
-        return AuditPlan(tuple(origins), index, self.terms, helds=self.helds)
+        return AuditPlan(tuple(origins), index, self.terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +384,6 @@ def plan_audit(
     delays, realtimes, doubled = _servers_of(disk, data, need_schedule)
     _name_damage(disk, (*realtimes, *delays), damage, hours)
     torn: list[TornTail] = []
-    helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
     # The pull logs are read before the message logs, so that each message that a group was given is found.
     consumed = tuple(read_consumption(disk, directory, torn) for directory in realtimes) if consumption else ()
     indexer = TargetIndexer(disk, realtimes, torn)
@@ -427,7 +425,6 @@ def plan_audit(
         torn=tuple({tail.path: tail for tail in torn}.values()),
         lives=tuple(lives),
         holds_up=tuple(what for snapshot in snapshots for what in what_holds_up(snapshot.word)),
-        helds=helds,
         consumption=consumed,
         acceptances=tuple(each for directory in delays for each in read_acceptances(disk, directory, hours)),
         data=data,

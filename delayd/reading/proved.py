@@ -23,7 +23,7 @@ def proved_hours(report: AuditReport) -> dict[HourKey, bytes]:
 
     Each of their messages is where it must be by the logs, and nothing unbalances the books.
     """
-    proved = {(each.log_id, each.hour) for each in report.hours if each.balanced and each.unproven <= each.tallied}
+    proved = {(each.log_id, each.hour) for each in report.hours if each.balanced and not each.unproven}
     return {
         (each.log_id, each.hour): each.seal.sha256
         for each in report.seals

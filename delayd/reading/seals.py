@@ -1,28 +1,19 @@
-"""Seals: verifies seals as another process, from the files alone (docs/formats/seal.md, rule S4), and compares what
-delay servers handed over with what realtime servers held, by their tallies (docs/formats/tally.md).
+"""Seals: verifies seals as another process, from the files alone (docs/formats/seal.md, rule S4).
 
 Invariant (rule P3): the published table is read first, then the seal log, then the hours' files. So each hour that the
 table calls sealed has its seal, and hours are compared with their seals only if all their rows are there by the table.
-
-Only sealed hours are compared with tallies, because in other hours a row may be at its target without a durable
-outcome. A target is compared only if each message that it ever had is tallied or still in its log. The same tallies
-are printed as lines, which two machines compare without their rows: a delay server and its realtime servers print the
-same line for an hour that they agree on. If the lines do not decide a question, that is not called a difference.
 """
 
 import hashlib
-import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 
 from delayd.batch.columns import BatchKind
 from delayd.batch.content import Tally, tally
-from delayd.errors import BadArgument, CallerError, DamagedData
-from delayd.hours import hour_from_name, hour_name
+from delayd.errors import BadArgument, DamagedData
 from delayd.log.hour import (
     NO_SEAL,
     OUTCOME_ROW,
@@ -36,28 +27,19 @@ from delayd.log.hour import (
     schedule_path,
     seal_place,
 )
-from delayd.log.log import LogPlace, segment_name
-from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.log.tally import NO_TALLIES, Tallier, Tallies, covered, decode_tallies, joined, sum_tallies, tally_place
+from delayd.log.log import segment_name
 from delayd.machine.disk import Disk, RealDisk
 from delayd.outcome import Outcome
-from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
+from delayd.reading.files.directory import Role, ScheduleSnapshot, find_directories, take_snapshot
 from delayd.reading.files.origins import NO_HOURS, read_hour, read_outcomes
-from delayd.reading.files.row_arrays import ScheduleRows, Sorter, TargetRows
-from delayd.reading.files.stored_groups import LogMoved, TornTail, log_size, read_log, segment_bases, until_still
-from delayd.reading.files.target_index import TargetIndex, read_target_rows
+from delayd.reading.files.row_arrays import ScheduleRows, Sorter
+from delayd.reading.files.stored_groups import LogMoved, TornTail, log_size, read_log
 
 PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
 FIGURES = ("rows", "body_bytes", *(outcome.word for outcome in SEALED_OUTCOMES), "due_min_ms", "due_max_ms")
 PART_FIELDS = tuple(name for name in OUTCOME_ROW.names or () if name in (PART.names or ()))
 
 Progress = Callable[[int, int], None]  # Hours verified, hours in all.
-HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoch.
-ALL = 0  # Stands for all realtime servers together, as in a seal.
-_ID = "[0-9a-f]{16}"
-_DELAY = re.compile(rf"delay ({_ID})")
-_REALTIME = re.compile(rf"realtime ({_ID}) (whole|partly)")
-_TALLY = re.compile(rf"([0-9]{{10}}) ({_ID}) ({_ID}|all) ([0-9]{{1,20}}) ({_ID})({_ID})")
 
 
 class SealState(StrEnum):
@@ -333,359 +315,27 @@ class SealCheck:
             self._outcomes.update(packed.view(np.uint8).data)
 
 
-@dataclass(frozen=True, slots=True)
-class TargetTallies:
-    """The contents of a realtime server's tally log, and where its message log began when this was read."""
+def held_differs(held: Tally, facts: SealFacts) -> str:
+    """Where what realtime servers still hold of an hour differs from its seal, the hour's rows being gone; "" if it
+    does not.
 
-    log_id: int
-    entries: Tallies
-    start: int  # Where its message log began when this was read.
-
-    @property
-    def end(self) -> int:
-        return int(self.entries["end"].max(initial=0))
-
-    @property
-    def whole(self) -> bool:
-        """Whether no message was left out: neither the entries have a gap, nor do they end below the message log."""
-        ranges = covered(self.entries)
-        return ranges == [(0, self.end)] and self.start <= self.end if ranges else self.start == 0
-
-    def of_hour(self, origin: int, hour: int) -> Tallies:
-        found: Tallies = self.entries[
-            (self.entries["origin_log_id"] == np.uint64(origin)) & (self.entries["hour"] == hour)
-        ]
-        return found
-
-
-def read_held(disk: Disk, directory: Directory, torn: list[TornTail]) -> TargetTallies:
-    """Read the tally log of a realtime server, before its message log is read."""
-    place = tally_place(directory.path, directory.log_id)
-    bases = segment_bases(disk, _message_place(directory))
-    if not disk.list_folder(place.folder):
-        return TargetTallies(directory.log_id, NO_TALLIES, bases[0] if bases else 0)
-    groups = read_log(disk, place, 0, log_size(disk, place), torn)
-    batches = [batch for group in groups for _, batch in group.batches() if batch.kind == BatchKind.TALLY]
-    return TargetTallies(
-        directory.log_id, joined([decode_tallies(batch) for batch in batches]), bases[0] if bases else 0
-    )
-
-
-def held_now(disk: Disk, directory: Directory, torn: list[TornTail]) -> tuple[TargetTallies, dict[HourOf, Tally]]:
-    """Everything that a realtime server held, by delay server and hour: its entries, and the log behind them."""
-    held = read_held(disk, directory, torn)
-    place = _message_place(directory)
-    start = max(held.end, held.start)
-    tallier = Tallier(start)
-    for group in read_log(disk, place, start, log_size(disk, place), torn) if log_size(disk, place) > start else ():
-        try:
-            tallier.take(group)
-        except CallerError as error:
-            base = max(base for base in segment_bases(disk, place) if base <= group.header.offset)
-            path, position = f"{place.folder}/{segment_name(base)}", group.header.offset - base + FILE_HEADER_BYTES
-            raise DamagedData(path, position, f"the group there: {error.message}") from error
-    return held, {key: found for key, found, _ in sum_tallies(joined([held.entries, tallier.entries()]))}
-
-
-@dataclass(slots=True)
-class SidesCheck:
-    """Compares one sealed hour on both sides; its rows come in parts. Targets that have all of it are left out."""
-
-    helds: Sequence[TargetTallies]
-    index: TargetIndex
-    origin: int
-    hour: int
-    _own: dict[int, Tally] = field(default_factory=dict)  # By target: the tally from the dispatch log.
-    # By target: the tally of rows that its log still has behind its entries.
-    _kept: dict[int, Tally] = field(default_factory=dict)
-    _in_doubt: bool = False
-
-    @property
-    def _wanted(self) -> Iterator[tuple[int, TargetTallies, Tallies]]:
-        """Targets by number that were tallied without a gap, and whose retention has removed rows of the hour."""
-        for number, held in enumerate(self.helds):
-            entries = held.of_hour(self.origin, self.hour)
-            start = self.index.targets[number].start
-            if held.whole and start <= held.end and (entries["begin"] < start).any():
-                yield number, held, entries
-
-    def add_sent(self, outcomes: OutcomeRows) -> None:
-        self._in_doubt |= bool((outcomes.parts["outcome"] == Outcome.IN_DOUBT).any())
-        for number, held, _ in self._wanted:
-            self._own[number] = self._own.get(number, Tally()) + tally_of(outcomes, held.log_id)
-
-    def add_held(self, realtime: TargetRows) -> None:
-        for number, held, _ in self._wanted:
-            self._kept[number] = self._kept.get(number, Tally()) + _tally_behind(held, number, realtime)
-
-    def proved(self) -> int:
-        """How many messages that targets have removed their tallies prove, which agree with the dispatch log."""
-        if self._in_doubt:
-            return 0
-        batches = self.index.batches
-        of_hour = (batches["origin_log_id"] == np.uint64(self.origin)) & (batches["hour"] == self.hour)
-        proved = 0
-        for number, _, entries in self._wanted:
-            own = self._own.get(number, Tally())
-            if own == self._kept.get(number, Tally()) + _sum(entries):
-                proved += own.rows - int(batches["count"][of_hour & (batches["target"] == number)].sum())
-        return proved
-
-    def differences(self) -> list[str]:
-        """The differences, for people. None if rows were called in doubt: these may be at a target or not."""
-        if self._in_doubt:
-            return []
-        found: list[str] = []
-        for number, held, entries in self._wanted:
-            own = self._own.get(number, Tally())
-            theirs = self._kept.get(number, Tally()) + _sum(entries)
-            if own != theirs:
-                found.append(
-                    f"the realtime server {held.log_id:016x} held {theirs.rows} messages of it with the tally "
-                    f"{theirs.digest}, the dispatch log says {own.rows} with {own.digest}"
-                )
-        return found
-
-
-def deleted_hour_differs(
-    disk: Disk, helds: Sequence[TargetTallies], index: TargetIndex, key: HourOf, sealed: Tally, in_doubt: int
-) -> str:
-    """Where the targets differ from the seal of a deleted hour; "" if they do not.
-
-    Targets whose logs are not here may have the missing rows, so fewer rows than were sealed are no difference.
+    Retention may have removed rows there, too, or other servers have them: so fewer rows than were sealed are no
+    difference.
     """
-    origin, hour = key
-    batches = index.batches
-    found = Tally()
-    for number, held in enumerate(helds):
-        own = (batches["target"] == number) & (batches["origin_log_id"] == origin) & (batches["hour"] == hour)
-        own &= batches["offset"] >= held.end
-        found += _sum(held.of_hour(origin, hour))
-        if own.any():
-            found += _tally_behind(held, number, read_target_rows(disk, index, batches[own]))
-    differs = found.rows > sealed.rows + in_doubt or (found.rows == sealed.rows and not in_doubt and found != sealed)
-    if not differs:
+    sealed = Tally(facts.dispatched, facts.tally_first, facts.tally_second)
+    same = held == sealed or held.rows < sealed.rows or facts.in_doubt
+    if held.rows <= sealed.rows + facts.in_doubt and same:
         return ""
     return (
-        f"its realtime servers held {found.rows} messages of it with the tally {found.digest}, "
+        f"its realtime servers held {held.rows} messages of it with the tally {held.digest}, "
         f"its seal says {sealed.rows} with {sealed.digest}"
     )
 
 
-def tally_of(outcomes: OutcomeRows, target_log_id: int | None = None) -> Tally:
-    """The tally of an hour's DISPATCHED outcomes, for one realtime server or for all of them."""
+def tally_of(outcomes: OutcomeRows) -> Tally:
+    """The tally of an hour's DISPATCHED outcomes."""
     handed_over = outcomes.parts["outcome"] == Outcome.DISPATCHED
-    if target_log_id is not None:
-        handed_over &= outcomes.parts["target_log_id"] == np.uint64(target_log_id)
     if handed_over.all():
         return tally(outcomes.sequences, outcomes.deliver_at_ms, outcomes.content_hash)
     rows = np.flatnonzero(handed_over[outcomes.part_of])
     return tally(outcomes.sequences[rows], outcomes.deliver_at_ms[rows], outcomes.content_hash[rows])
-
-
-def tallies_by_target(outcomes: OutcomeRows) -> Mapping[int, Tally]:
-    """The same for each realtime server that the outcomes name."""
-    handed_over = outcomes.parts["outcome"] == Outcome.DISPATCHED
-    targets = np.unique(outcomes.parts["target_log_id"][handed_over]).tolist()
-    return {target: tally_of(outcomes, target) for target in targets}
-
-
-def segment_differs(entries: Tallies, found: Tallies) -> str:
-    """Where the entries of a segment differ from what its bytes give; "" if they do not."""
-    said = {key: (total, differing) for key, total, differing in sum_tallies(entries)}
-    given = {key: (total, differing) for key, total, differing in sum_tallies(found)}
-    for key in sorted(said.keys() | given.keys()):
-        if said.get(key) != given.get(key):
-            own, theirs = said.get(key, (Tally(), 0))[0], given.get(key, (Tally(), 0))[0]
-            return (
-                f"it says {own.rows} messages of the delay server {key[0]:016x} and hour {key[1]} with the tally "
-                f"{own.digest}, the message log has {theirs.rows} with {theirs.digest}"
-            )
-    return ""
-
-
-def _sum(entries: Tallies) -> Tally:
-    total = Tally()
-    for _, found, _ in sum_tallies(entries):
-        total += found
-    return total
-
-
-def _tally_behind(held: TargetTallies, number: int, realtime: TargetRows) -> Tally:
-    """The tally of a target's rows behind all entries, by the hashes that are stored beside the rows."""
-    batches = realtime.batches
-    own = (batches["target"] == number) & (batches["offset"] >= held.end)
-    rows = np.flatnonzero(own[realtime.batch_of])
-    return tally(realtime.sequence[rows], realtime.deliver_at_ms[rows], realtime.hashes()[rows])
-
-
-def _message_place(directory: Directory) -> LogPlace:
-    return LogPlace(directory.message_folder, FileKind.REALTIME, directory.log_id)
-
-
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """What delay servers handed over, and realtime servers held; ``sealed`` and ``sent`` have sealed hours only."""
-
-    sealed: dict[HourOf, Tally] = field(default_factory=dict)
-    sent: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)  # Only hours whose files are still there.
-    held: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)
-    delays: set[int] = field(default_factory=set)
-    realtimes: dict[int, bool] = field(default_factory=dict)  # Whether the tally covers every row that it held.
-
-    def lines(self, hours: Container[int] | None = None) -> Iterator[str]:
-        """One line for each server, and for each hour and target below it."""
-        for log_id in sorted(self.delays):
-            yield f"delay {log_id:016x}"
-            found = {**self.sent, **{(key, ALL): total for key, total in self.sealed.items()}}
-            yield from _lines({key: each for key, each in found.items() if key[0][0] == log_id}, hours)
-        for log_id, whole in sorted(self.realtimes.items()):
-            yield f"realtime {log_id:016x} {'whole' if whole else 'partly'}"
-            yield from _lines({key: each for key, each in self.held.items() if key[1] == log_id}, hours)
-
-    def join(self, other: "Sides") -> "Sides":
-        """Put both together; for a server that both have, the first one counts."""
-        return Sides(
-            other.sealed | self.sealed,
-            other.sent | self.sent,
-            {key: each for key, each in other.held.items() if key[1] not in self.realtimes} | self.held,
-            self.delays | other.delays,
-            other.realtimes | self.realtimes,
-        )
-
-
-class Compared(NamedTuple):
-    """A sealed hour on both sides, at one realtime server or at all; ``differs`` is "" where they agree.
-
-    ``agrees`` is None where the lines do not decide it; ``differs`` then says why.
-    """
-
-    log_id: int
-    hour: int
-    target: int
-    agrees: bool | None
-    differs: str
-
-
-def read_sides(disk: Disk, data: str, hours: Container[int] | None = None, progress: Progress | None = None) -> Sides:
-    """Read both sides from a directory; for realtime servers from the bytes that they keep."""
-    directories = find_directories(disk, data)
-
-    def read() -> Sides:
-        sides = Sides()
-        for directory in directories:
-            if directory.role is Role.DELAY:
-                _read_delay(disk, directory, sides, hours, progress)
-            else:
-                held, tallies = held_now(disk, directory, [])
-                sides.realtimes[directory.log_id] = held.whole
-                sides.held.update(((key, directory.log_id), each) for key, each in tallies.items())
-        return sides
-
-    return until_still(data, read)
-
-
-def parse_lines(lines: Iterable[str], name: str) -> Sides:
-    """Read lines that `Sides.lines` has printed; BadArgument names the first line of another form."""
-    sides, section = Sides(), None
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if found := _DELAY.fullmatch(text):
-            section = int(found[1], 16)
-            sides.delays.add(section)
-        elif found := _REALTIME.fullmatch(text):
-            section = int(found[1], 16)
-            sides.realtimes[section] = found[2] == "whole"
-        elif (found := _TALLY.fullmatch(text)) and section is not None:
-            key = int(found[2], 16), _hour(found[1], name, number)
-            target = ALL if found[3] == "all" else int(found[3], 16)
-            total = Tally(int(found[4]), int(found[5], 16), int(found[6], 16))
-            if section in sides.realtimes:
-                sides.held[key, target] = total
-            elif target == ALL:
-                sides.sealed[key] = total
-            else:
-                sides.sent[key, target] = total
-        elif text:
-            raise _no_line(name, number)
-    return sides
-
-
-def compare_sides(sides: Sides) -> list[Compared]:
-    """Compare each sealed hour at each realtime server that the lines name."""
-    found: list[Compared] = []
-    sent: dict[HourOf, dict[int, Tally]] = {}
-    for (key, target), total in sides.sent.items():
-        sent.setdefault(key, {})[target] = total
-    for key, total in sorted(sides.sealed.items()):
-        by_target = sent.get(key, {})
-        if sum(each.rows for each in by_target.values()) == total.rows:
-            for target in sorted(sides.realtimes.keys()):
-                own, theirs = by_target.get(target, Tally()), sides.held.get((key, target), Tally())
-                found += _compare(sides, key, target, own, theirs)
-            for target in sorted(by_target.keys() - sides.realtimes.keys()):
-                found.append(Compared(*key, target, None, "no line of this realtime server is here"))
-            continue
-        # The hour is deleted: its seal only has the sum over all realtime servers.
-        theirs = Tally()
-        for target in sides.realtimes:
-            theirs += sides.held.get((key, target), Tally())
-        if theirs.rows < total.rows:
-            what = f"{total.rows - theirs.rows} of its messages are at realtime servers whose lines are not here"
-            found.append(Compared(*key, ALL, None, what))
-        else:
-            found += _compare(sides, key, ALL, total, theirs)
-    return found
-
-
-def _hour(text: str, name: str, number: int) -> int:
-    try:
-        return hour_from_name(text)
-    except BadArgument:
-        raise _no_line(name, number) from None
-
-
-def _no_line(name: str, number: int) -> BadArgument:
-    return BadArgument(f"{name}, line {number}: this is no line that `delayd seals --tallies` prints")
-
-
-def _compare(sides: Sides, key: HourOf, target: int, own: Tally, theirs: Tally) -> Iterator[Compared]:
-    if own == theirs:
-        if own.rows:
-            yield Compared(*key, target, True, "")
-    elif theirs.rows < own.rows and not all(sides.realtimes.values() if target == ALL else [sides.realtimes[target]]):
-        yield Compared(*key, target, None, "the realtime server's tallies leave messages out")
-    else:
-        what = f"handed over {own.rows} with {own.digest}, held {theirs.rows} with {theirs.digest}"
-        yield Compared(*key, target, False, what)
-
-
-def _read_delay(
-    disk: Disk, directory: Directory, sides: Sides, hours: Container[int] | None, progress: Progress | None
-) -> None:
-    snapshot = take_snapshot(disk, directory)
-    book = SealBook(disk, snapshot)
-    sides.delays.add(directory.log_id)
-    wanted = [seal.facts for seal in book.seals if hours is None or seal.facts.hour in hours]
-    for done, facts in enumerate(wanted, 1):
-        key = directory.log_id, facts.hour
-        sides.sealed[key] = Tally(facts.dispatched, facts.tally_first, facts.tally_second)
-        if book.has_standing(facts.hour):
-            for target, total in _sent(disk, directory, facts.hour):
-                sides.sent[key, target] = total
-        if progress is not None:
-            progress(done, len(wanted))
-
-
-def _sent(disk: Disk, directory: Directory, hour: int) -> Sequence[tuple[int, Tally]]:
-    try:
-        return list(tallies_by_target(read_outcomes(disk, directory, hour)).items())
-    except LogMoved:
-        return ()  # Retention removed it just now: only the seal is left.
-
-
-def _lines(found: dict[tuple[HourOf, int], Tally], hours: Container[int] | None) -> Iterator[str]:
-    for ((origin, hour), target), total in sorted(found.items()):
-        if hours is None or hour in hours:
-            name = "all" if target == ALL else f"{target:016x}"
-            yield f"{hour_name(hour)} {origin:016x} {name} {total.rows} {total.digest}"

@@ -51,14 +51,6 @@ CONSUMPTION: Types = {
     "group_id": "id",
     **dict.fromkeys(GROUP_FIGURES, "long"),
 }
-TALLY: Types = {
-    "hour": "string",
-    "log_id": "id",
-    "origin": "id",
-    "begin_offset": "long",
-    "end_offset": "long",
-    **dict.fromkeys(("messages", "batches", "differing", "tally_first", "tally_second"), "long"),
-}
 Parts = NDArray[np.void] | JoinedFields
 
 
@@ -374,21 +366,6 @@ def consumption(plan: AuditPlan, subject: str | None = None) -> Columns:
     return columns_of(CONSUMPTION, [group_row(books) for books in groups if subject in (None, books.subject)])
 
 
-def tallies(plan: AuditPlan, subject: str | None = None) -> Columns:
-    """The tallies of all realtime servers of a plan, of deleted hours too; none if one subject is asked for."""
-    return columns_of(TALLY, [] if subject is not None else list(_tally_rows(plan)))
-
-
-def _tally_rows(plan: AuditPlan) -> Iterator[tuple[Value, ...]]:
-    for held in plan.helds:
-        entries = held.entries[held.entries["rows"] > 0]
-        signed = {name: entries[name].view(np.int64).tolist() for name in ("first", "second")}
-        for entry, first, second in zip(entries, signed["first"], signed["second"], strict=True):
-            names = hour_name(int(entry["hour"])), f"{held.log_id:016x}", f"{int(entry['origin_log_id']):016x}"
-            counts = (int(entry[name]) for name in ("begin", "end", "rows", "batches", "differing"))
-            yield (*names, *counts, first, second)
-
-
 def _as_instant(make: Callable[[Tables], Cells]) -> Callable[[Tables], Cells]:
     return lambda tables: replace(make(tables), instant=True)
 
@@ -625,5 +602,4 @@ DISPATCHED: TableKind[LogTables] = TableKind(lambda tables: len(tables.told), DI
 # Tables with a row for each sum, which a plan holds already.
 SUMS: Mapping[str, tuple[Types, Callable[[AuditPlan, str | None], Columns]]] = {
     "consumption": (CONSUMPTION, consumption),
-    "tally": (TALLY, tallies),
 }

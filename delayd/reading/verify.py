@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +33,6 @@ from delayd.log.key_run import KnownRuns, read_run_file, run_path
 from delayd.log.log import segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.log.tail import decided_behind, named_behind
-from delayd.log.tally import FOLDER, Tallier, Tallies, covered
 from delayd.machine.disk import Disk, NamedReads, RealDisk, open_named
 from delayd.machine.identity import MARKER
 from delayd.machine.state import LMDB_FILE, Pair, check_pairs, check_stored, read_pairs, read_state_file
@@ -52,10 +50,10 @@ from delayd.reading.files.directory import (
     take_snapshot,
 )
 from delayd.reading.files.origins import BESIDE_SUFFIX, beside_path
+from delayd.reading.files.stored_content import differing_rows
 from delayd.reading.files.stored_groups import LogMoved, TornTail, file_size, read_groups
 from delayd.reading.findings import read_acceptances
 from delayd.reading.proofs import read_proof_files
-from delayd.reading.seals import read_held, segment_differs
 
 HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Each file belongs to one hour.
 ALONE = (*HOURLY, FileKind.KEYS)  # Each of these files is a log of its own.
@@ -66,8 +64,8 @@ KINDS = {
     FileKind.REALTIME: BatchKind.DISPATCH,
     FileKind.PULL: BatchKind.PULL,
     FileKind.SEAL: BatchKind.SEAL,
-    FileKind.TALLY: BatchKind.TALLY,
 }
+DIFFERS = "row {} has another content hash than its content gives"
 STATE_KIND = "state"
 ACCEPTANCE_KIND, PROOF_KIND = "acceptance", "proof"
 LOGS = {
@@ -83,11 +81,10 @@ LOGS = {
         "message": FileKind.REALTIME,
         "consume": FileKind.CONSUME,
         "pull": FileKind.PULL,
-        "tally": FileKind.TALLY,
     },
 }
 # The other folders hold a folder for each day or subject.
-ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally", KEYS_FOLDER)
+ONE_FOLDER = ("message", "pull", "seal", "quarantine", KEYS_FOLDER)
 INNER_LOGS = ("schedule", "dispatch", "consume")
 Progress = Callable[[int, int], None]  # Files read, files in all.
 
@@ -119,7 +116,6 @@ class FileReport:
     damage: str = ""
     position: int = 0
     sentence: str = ""
-    tallies: Tallies | None = None  # The tallies of the bytes of a segment of a realtime message log.
 
     def ends(self, state: FileState, sentence: str) -> None:
         """Note how the file ends."""
@@ -128,7 +124,7 @@ class FileReport:
     def damaged(self, error: DataError) -> "FileReport":
         """The same report, with damage behind what was read."""
         self.ends(FileState.DAMAGED, error.message)
-        self.damage, self.tallies = error.message, None
+        self.damage = error.message
         if isinstance(error, DamagedData):
             self.damage, self.position = error.what, error.position
         return self
@@ -256,7 +252,6 @@ class _Found(FileReport):
     epoch: int = 0
     filed: _PlacesInFile = field(default_factory=_PlacesInFile)
     sent: Sent = field(default_factory=Sent)
-    tallier: Tallier | None = None  # Counts the rows of a realtime message log.
 
 
 def _size(disk: Disk, path: str) -> int:
@@ -321,7 +316,6 @@ def _read_groups(place: FileToVerify, segment: Segment, found: _Found) -> LogSoF
     hourly = kind in HOURLY
     end = begin = 0 if hourly else segment.header.base_offset
     crc = segment.header.previous_crc32c
-    found.tallier = Tallier(begin) if segment.header.kind == FileKind.REALTIME else None
     torn: list[TornTail] = []
     for group in read_groups(
         segment=segment,
@@ -340,8 +334,6 @@ def _read_groups(place: FileToVerify, segment: Segment, found: _Found) -> LogSoF
     if (twice := found.sent.twice()) is not None:
         what = f"batch {twice[1]} of producer {twice[0]:016x} was accepted twice"
         raise DamagedData(place.path, segment.position(begin), what)
-    if found.tallier is not None:
-        found.tallies = found.tallier.entries()
     if torn:
         found.torn = torn[0]
         found.ends(FileState.TORN, found.torn.sentence)
@@ -391,18 +383,15 @@ def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
                 found.sent.add(batch)
             if batch.kind == BatchKind.SCHEDULE:
                 found.filed.check_order(batch)
-            if batch.kind == BatchKind.SCHEDULE:
                 _check_content(batch)
             if batch.kind == BatchKind.OUTCOME:
                 decode_outcomes([batch])
             found.batches += 1
             found.rows += 0 if batch.kind == BatchKind.CONTROL else batch.count
-        if found.tallier is not None:
-            # All batches of a group at once, because many of them have one row.
-            found.tallier.take(group)
-            for first in found.tallier.differing[:1]:
-                position = segment.position(first.offset)
-                raise BatchMalformed(f"row {first.row} has another content hash than its content gives")
+        if segment.header.kind == FileKind.REALTIME and header.kind == GroupKind.DATA:
+            for offset, row in differing_rows(group):
+                position = segment.position(offset)
+                raise BatchMalformed(DIFFERS.format(row))
     except CallerError as error:
         raise DamagedData(segment.path, position, error.message) from error
 
@@ -425,7 +414,7 @@ def _check_content(batch: Batch) -> None:
     # A row that was handed over before it was filed has neither; an empty body can't be told from one that is left out.
     differs = np.flatnonzero(there & (hash_rows(batch) != batch.content_hashes()))
     if len(differs):
-        raise BatchMalformed(f"row {differs[0]} has another content hash than its content gives")
+        raise BatchMalformed(DIFFERS.format(differs[0]))
 
 
 def _read_entries(place: FileToVerify, segment: Segment, found: _Found) -> LogSoFar:
@@ -506,8 +495,7 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
     files = list(_verify(disk, places, progress, chained=True))
     _with_wrong_entries(disk, homes, files)
     _with_proofs(disk, homes, files)
-    tallied = [report for home in homes for report in _tallied(disk, home, files)]
-    return VerifyReport((*gone, *files, *tallied, *besides, *states))
+    return VerifyReport((*gone, *files, *besides, *states))
 
 
 def _with_wrong_entries(disk: Disk, homes: Sequence[_ServerFolder], files: Sequence[FileReport]) -> None:
@@ -675,35 +663,6 @@ def _proofs(disk: Disk, home: _ServerFolder) -> Iterator[FileReport]:
             yield damage_report(path, PROOF_KIND, error)
         else:
             yield FileReport(path, PROOF_KIND, FileState.OK, size, rows=1)
-
-
-def _tallied(disk: Disk, home: _ServerFolder, found: Sequence[FileReport]) -> Iterator[FileReport]:
-    """Entries of a tally log that differ from their segment's bytes, and segments without entries."""
-    if home.role is not Role.REALTIME or home.log_id is None:
-        return
-    try:
-        held = read_held(disk, Directory(home.path, home.role, home.log_id), [])
-    except (DataError, LogMoved):
-        return  # Its damaged files have reports of their own.
-    folder, path = f"{home.path}/message/", f"{home.path}/{FOLDER}"
-    kind = FileKind.TALLY.name.lower()
-    for report in found:
-        if report.tallies is None or not report.path.startswith(folder):
-            continue
-        begin = report.tallies["begin"][0]
-        entries = held.entries[held.entries["begin"] == begin]
-        if not len(entries):
-            continue  # The segment is still written to, or was closed a moment ago.
-        what = segment_differs(entries, report.tallies)
-        if (entries["end"] != report.tallies["end"][0]).any():
-            what = "it ends elsewhere"
-        if what:
-            error = DamagedData(path, 0, f"the entries of the segment at offset {begin} do not agree with it: {what}")
-            yield damage_report(error.path, kind, error)
-    for (_, end), (begin, _) in pairwise(covered(held.entries)):
-        if begin < end:
-            error = DamagedData(path, 0, f"two entries speak of the messages from offset {begin} on")
-            yield damage_report(error.path, kind, error)
 
 
 def _stored(disk: Disk, path: str) -> tuple[str, list[Pair], int] | None:

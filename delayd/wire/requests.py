@@ -66,7 +66,7 @@ STATUS = (
     f"role:meta/delay/realtime log_id:u64 epoch:int pid:u32 started_at_ms:instant {OF_META} counters:{{int}} "
     "waits:[wait] refuses:[wait] connections:int connections_max:int loop_wait_ms_max:int loop_wait_ms_max_minute:int "
     "kernel?:str boot?:str clock_confirmed?:bool clock_in_doubt?:bool fenced?:bool cordoned?:bool held?:bool "
-    "end_offset?:int indexed_offset?:int next_sequence?:u64 differing?:int in_doubt?:int subjects?:int groups?:int"
+    "end_offset?:int indexed_offset?:int next_sequence?:u64 in_doubt?:int subjects?:int groups?:int"
 )
 STALE = "stale:[handle] why:[int] wanted:int"
 DECIDED = f"{OF_META} message:str"

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 
 from delayd.machine.operating import WaitKind
-from delayd.testing.disk import MemoryDisk
 from tests.end_to_end.cluster import cluster, command, flip, flip_value, put_back, stopped
 from tests.end_to_end.trials import LOOK_S, tries
 from tests.end_to_end.wall_clock import WallClock
 from tests.named_commands import commands_in
-from tests.simulation.audit import BOOKS
-from tests.tamper.liar import Liar
-from tests.tamper.rows import Row
 from tests.waiting import wait_until
 
 HOUR_MS = 3_600_000
@@ -161,38 +156,3 @@ def test_a_clock_is_compared_and_trusted_as_status_says(tmp_path: Path) -> None:
         operator.follow(WaitKind.CLOCK_WAS_AHEAD, 0)
         production.send("2")
         assert production.consumed(1) == ["2"]
-
-
-@tries(WaitKind.CONTENT_DIFFERS)
-def test_messages_that_somebody_has_changed_are_named_by_the_command_of_status(tmp_path: Path) -> None:
-    with cluster(tmp_path, segment_bytes=SEGMENT_BYTES) as production:
-        production.send("1")
-        assert production.consumed(1) == ["1"]
-        production.realtime.kill()
-        (log,) = (tmp_path / "realtime/message").glob("*.log")
-        log.write_bytes(with_other_bodies(log.read_bytes()))
-        production.realtime.start()
-        # The file gets no more messages when it is full.
-        for end in "ab":
-            production.send(*[f"{number}{BODY}{end}" for number in range(8)])
-            assert len(production.consumed(8)) == 8
-        operator = production.operator
-        operator.until_told(WaitKind.CONTENT_DIFFERS)
-        named = operator.type(WaitKind.CONTENT_DIFFERS, 0, 3)
-        assert str(log) in named.out and "another content hash" in named.out
-        # It says what was changed, and changes nothing itself.
-        assert operator.told(WaitKind.CONTENT_DIFFERS)
-
-
-def with_other_bodies(data: bytes) -> bytes:
-    """A log file whose messages have another body, under the content hash of before; all checksums fit."""
-    disk, path = MemoryDisk(), f"{BOOKS}/{0:020}.log"
-    disk.make_folder(BOOKS)
-    liar = Liar(disk)
-    liar.write_file(path, data)
-
-    def changed(rows: list[Row]) -> list[Row]:
-        return [replace(row, body=b"?") for row in rows]
-
-    liar.edit_rows(path, changed)
-    return liar.read_file(path)

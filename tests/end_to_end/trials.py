@@ -25,7 +25,6 @@ from tests.unit.cli.runner import Ran, run
 from tests.waiting import wait_until
 
 LOOK_S = 0.1  # Between two looks by a command, which asks all servers.
-LASTS = {WaitKind.CONTENT_DIFFERS}  # The page says of these that they stay as long as the messages are kept.
 TRIED_BY: dict[WaitKind, list[str]] = {}  # The tests of each state.
 
 # What the words of a state look like on the screen; of all others nothing is known.
@@ -70,7 +69,7 @@ def tries(*kinds: WaitKind) -> Callable[[Callable[Parameters, None]], Callable[P
                 assert kind in _done.told, f"status has not told of {kind.name}"
                 if commands_in(_done.told[kind]):
                     assert kind in _done.typed, f"none of the commands was typed that status gives for {kind.name}"
-                assert kind in (_done.typed if kind in LASTS else _done.gone), f"{kind.name} was not seen to end"
+                assert kind in _done.gone, f"{kind.name} was not seen to end"
 
         return tried
 

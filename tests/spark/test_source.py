@@ -74,7 +74,6 @@ VIEW_ROWS = {
     "findings": 6,
     "seals": 0,
     "consumption": 1,
-    "tally": 1,
 }
 
 
@@ -99,8 +98,6 @@ def test_a_view_in_spark_has_what_the_audit_says_of_hours_and_findings(session: 
 def test_the_sums_of_a_realtime_server_are_tables(faulty: Books) -> None:
     (group,) = read("consumption", faulty.root).to_pylist()
     assert (group["subject"], group["consumers"], group["pulled"], group["outstanding"]) == ("orders", "g", 2, 2)
-    (tally,) = read("tally", faulty.root).to_pylist()
-    assert (tally["hour"], tally["messages"]) == ("2026111907", 7)
 
 
 def test_lifecycle_says_of_each_message_what_became_of_it_and_how_late(session: SparkSession, faulty: Books) -> None:
@@ -219,7 +216,7 @@ def test_conditions_of_a_query_reach_the_tasks_where_spark_hands_them_on(
         ({"form": "2026112016"}, "option 'form' is not one of view, from, to, subject, with, tasks, pushdown"),
         ({"from": "2026-11-20"}, "'2026-11-20' is no hour"),
         ({"from": "2026112017", "to": "2026112016"}, "from 2026112017 is after to 2026112016"),
-        ({"view": "tally", "limit": "3"}, "option 'limit' is not one of"),
+        ({"view": "consumption", "limit": "3"}, "option 'limit' is not one of"),
         ({"view": "bodies"}, "view 'bodies' is not one of accepted, decision, schedule, dispatch, message, lifecycle,"),
         ({"view": "hours", "subject": "a"}, "view 'hours' has no subjects"),
         ({"with": "bodies"}, "with 'bodies' is not one of key, tags, headers, body"),

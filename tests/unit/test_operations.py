@@ -43,7 +43,7 @@ def test_the_page_of_log_lines_says_what_to_do_about_each_that_needs_somebody_an
 
 def test_the_page_has_a_row_for_each_folder_of_logs() -> None:
     told = files_on_the_page()
-    folders = ("message", "schedule", "dispatch", "seal", "keys", "quarantine", "consume", "pull", "tally")
+    folders = ("message", "schedule", "dispatch", "seal", "keys", "quarantine", "consume", "pull")
     assert {path.split("/")[1] for path in told if path.endswith(".log")} == set(folders)
     assert as_on_the_page("realtime/consume/00000001/00000000000000000000.log") in told
     assert as_on_the_page("delay/schedule/20261121/2026112115.log") in told

@@ -44,7 +44,7 @@ from delayd.reading.books import FINDINGS_LIMIT, AuditReport, HourResult, report
 from delayd.reading.files.target_index import NO_INDEX, TargetIndex
 from delayd.reading.findings import Finding, Findings, HourKey, HourSummary, conservation, join_findings, join_parts
 from delayd.reading.plan import AuditPlan
-from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState
+from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState, held_differs
 
 Progress = Callable[[int, int], None]  # Hours audited, hours in all.
 Open = Callable[[str], ArchiveStore]  # Gives the store of an archive by its URI.
@@ -188,15 +188,11 @@ class _HourRun:
         """Compare the seal of an hour whose rows are nowhere any more with what realtime servers held of it; count
         that.
         """
-        facts = self._hour.seal.facts
-        sealed, found = Tally(facts.dispatched, facts.tally_first, facts.tally_second), Tally()
+        found = Tally()
         for each in held:
             for rows in each.pieces:
                 found += tally(rows.sequence, rows.deliver_at_ms, rows.hashes())
-        same = found == sealed or found.rows < sealed.rows or facts.in_doubt
-        if found.rows > sealed.rows + facts.in_doubt or not same:
-            what = f"its realtime servers held {found.rows} messages of it with the tally {found.digest}"
-            what = f"{what}, its seal says {sealed.rows} with {sealed.digest}"
+        if what := held_differs(found, self._hour.seal.facts):
             self.fault(self._hour.schedule.note.key, what)
         return found.rows
 

@@ -8,4 +8,5 @@ A map, from names to rows.
     origins         an hour at its delay server: schedule log, message log, dispatch log, and decisions
     items           keys, tags, headers and bodies of single rows
     target_index    the same hour at the realtime servers: an index of batches, and their rows
+    stored_content  rows of realtime logs whose bytes are not what their content hash says
 """

@@ -165,7 +165,7 @@ def server_runs(path: str) -> bool:
 
 PUBLISHED_OFFSETS = {
     Role.DELAY: {"message": "replay_offset"},
-    Role.REALTIME: {"message": "indexed_offset", "pull": "pull_offset", "tally": "tally_offset"},
+    Role.REALTIME: {"message": "indexed_offset", "pull": "pull_offset"},
 }
 
 

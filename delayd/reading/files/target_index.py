@@ -27,7 +27,6 @@ from delayd.batch.columns import HEADER_BYTES, MAGIC, VERSION, BatchKind, Column
 from delayd.batch.content import NOT_STATED
 from delayd.batch.names import SUBJECT_BYTES_MAX
 from delayd.errors import DamagedData
-from delayd.log import tally
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import HelloHeard, decode_sound
 from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, content_position
@@ -68,7 +67,27 @@ GROUP = np.dtype(
 # The beginning of a DISPATCH batch (docs/formats/batch.md): header, kind part, and the first two columns' entries.
 FRONT = np.dtype(
     [
-        *tally.FRONT.descr,
+        ("magic", "<u4"),
+        ("version", "u1"),
+        ("kind", "u1"),
+        ("flags", "<u2"),
+        ("total_bytes", "<u4"),
+        ("count", "<u4"),
+        ("heap_offset", "<u4"),
+        ("column_count", "<u2"),
+        ("kind_bytes", "<u2"),
+        ("subject_count", "<u4"),
+        ("columns_crc32c", "<u4"),
+        ("heap_crc32c", "<u4"),
+        ("header_crc32c", "<u4"),
+        ("origin_log_id", "<u8"),
+        ("epoch", "<u8"),
+        ("batch_id", "<u8"),
+        ("w_epoch", "<u8"),
+        ("w_id", "<u8"),
+        ("claimed_at_ms", "<i8"),
+        ("hour", "<u4"),
+        ("zero", "<u4"),
         ("first_id", "<u2"),
         ("first_width", "<u2"),
         ("first_at", "<u4"),

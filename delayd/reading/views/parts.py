@@ -163,7 +163,7 @@ def _wanted_subjects(query: ViewQuery) -> Callable[[str], bool] | None:
 def _audit_directory_hour(
     query: ViewQuery, hour: HourBooks, plan: AuditPlan, book: SealBook
 ) -> Iterator[pa.RecordBatch]:
-    found, summary, differs = audit_books(hour, plan.helds, book)
+    found, summary, differs = audit_books(hour, book)
     snapshot, state = hour.origin.snapshot, "OPEN"
     if snapshot.is_closed(hour.hour):
         state = SEALED if snapshot.is_sealed(hour.hour) else "CLOSED"

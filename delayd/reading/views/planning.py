@@ -297,7 +297,7 @@ def _seal_row(seal: Seal) -> tuple[Value, ...]:
     facts = seal.facts._asdict() | {"number": seal.number, "hour": hour_name(seal.facts.hour)}
     facts |= {"log_id": f"{seal.log_id:016x}", "previous_sha256": seal.previous_sha256, "sha256": seal.sha256}
     for name in ("tally_first", "tally_second"):
-        facts[name] = int(np.array(facts[name], np.uint64).view(np.int64))  # As the table `tally` has them.
+        facts[name] = int(np.array(facts[name], np.uint64).view(np.int64))  # Tables have signed numbers of 64 bits.
     return tuple(each.hex() if isinstance(each := facts[name], bytes) else each for name in SEAL_TYPES)
 
 

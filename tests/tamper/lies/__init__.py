@@ -7,9 +7,9 @@ from tests.tamper.lies.lie import Lie
 from tests.tamper.lies.message_log import message_log_lies
 from tests.tamper.lies.outcomes import outcome_lies
 from tests.tamper.lies.pulls import pull_lies
+from tests.tamper.lies.removed import removed_lies
 from tests.tamper.lies.schedule import schedule_lies
 from tests.tamper.lies.seals import seal_lies
-from tests.tamper.lies.tallies import tally_lies
 from tests.tamper.lies.targets import target_lies
 from tests.tamper.lies.untold import undetectable
 
@@ -24,7 +24,7 @@ KINDS = {
     "seals": seal_lies,
     "consumers": consumer_lies,
     "pulls": pull_lies,
-    "tallies": tally_lies,
+    "removed": removed_lies,
     "files": file_lies,
 }
 

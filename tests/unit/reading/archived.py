@@ -22,6 +22,7 @@ NOW_MS = START_MS + (HOURS + 1) * HOUR_MS
 FILES = 2 * HOURS
 SCHEDULE_KEY = ArchivedKey(SCHEDULE, HOUR, DELAY_ID, DELAY_ID)
 MESSAGE_KEY = ArchivedKey(MESSAGE, HOUR, REALTIME_ID, DELAY_ID)
+OTHERS = {"subject": "bills", "outcome": "DEAD", "reason": "MOVED", "target": "0000000000000007"}
 
 
 def write_books(path: Path, segment_bytes: int = 256 << 20) -> Books:
@@ -62,6 +63,17 @@ def rewrite(store: FolderStore, key: ArchivedKey, change: Callable[[pa.Table], p
         said["rows"] = file.metadata.num_rows
     said |= {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
     note.write_bytes(json.dumps(said, indent=1).encode() + b"\n")
+
+
+def changed(column: str) -> Callable[[pa.Table], pa.Table]:
+    """Change one value of the first row."""
+
+    def change(table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        rows[0][column] = OTHERS[column] if column in OTHERS else (rows[0][column] or 7) - 1
+        return pa.Table.from_pylist(rows, table.schema)
+
+    return change
 
 
 def write_machines(path: Path) -> None:

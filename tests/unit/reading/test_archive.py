@@ -23,7 +23,7 @@ from delayd.reading.seals import SealState
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 from tests.unit.cli.runner import run
 
-from .archived import FILES, HOURS, MESSAGE_KEY, NOW_MS, SCHEDULE_KEY, audited, rewrite, tree, write_books
+from .archived import FILES, HOURS, MESSAGE_KEY, NOW_MS, SCHEDULE_KEY, audited, changed, rewrite, tree, write_books
 
 T = TypeVar("T")
 
@@ -333,18 +333,6 @@ HELD_COLUMNS = (
     *("sequence", "subject", "deliver_at_ms", "claimed_at_ms", "appended_at_ms", "offset", "epoch", "batch_id"),
     "content_hash",
 )
-OTHERS = {"subject": "bills", "outcome": "DEAD", "reason": "MOVED", "target": "0000000000000007"}
-
-
-def changed(column: str) -> Callable[[pa.Table], pa.Table]:
-    """Change one value of the first row."""
-
-    def change(table: pa.Table) -> pa.Table:
-        rows = table.to_pylist()
-        rows[0][column] = OTHERS[column] if column in OTHERS else (rows[0][column] or 7) - 1
-        return pa.Table.from_pylist(rows, table.schema)
-
-    return change
 
 
 @pytest.mark.parametrize("column", SEALED_COLUMNS)

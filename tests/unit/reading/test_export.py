@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from delayd.errors import BadSetting, DamagedData, DiskFull
-from delayd.hours import hour_name
 from delayd.log.pull import PullEntry, PullOp
 from delayd.outcome import Outcome
 from delayd.reading import export, parquet
@@ -30,7 +29,6 @@ TABLES = {
     "hour": 2,
     "fault": 0,
     "consumption": 0,
-    "tally": 0,
 }
 
 
@@ -132,14 +130,10 @@ def _csv(column: str, value: object) -> str:
 def test_what_realtime_servers_sum_up_are_tables(books: Books, tmp_path: Path) -> None:
     given = PullEntry(PullOp.PULL, 1, 1, 77, 0, 0, 2, START_MS)
     books.consume("orders", "billing", [given, given._replace(op=PullOp.ACK, covered=1)])
-    books.tally([(0, 1 << 20, DELAY_ID, HOUR - 9, 0, 7, 3, (1 << 64) - 1, 2, 0)])
     out = tmp_path / "out"
     export_directory(books.root, str(out), now_ms=NOW_MS)
     (group,) = read(out, "consumption")
     assert (group["log_id"], group["subject"], group["consumers"]) == (f"{REALTIME_ID:016x}", "orders", "billing")
     assert (group["pulled"], group["acknowledged"], group["outstanding"]) == (2, 1, 1)
-    (tally,) = read(out, "tally")
-    assert (tally["hour"], tally["origin"], tally["messages"]) == (hour_name(HOUR - 9), f"{DELAY_ID:016x}", 7)
-    assert (tally["tally_first"], tally["tally_second"], tally["end_offset"]) == (3, -1, 1 << 20)
     export_directory(books.root, str(tmp_path / "bills"), now_ms=NOW_MS, subject="bills")
-    assert not read(tmp_path / "bills", "consumption") and not read(tmp_path / "bills", "tally")
+    assert not read(tmp_path / "bills", "consumption")
