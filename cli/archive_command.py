@@ -30,8 +30,15 @@ WRITTEN_COLUMNS = columns("file rows:number bytes:size sha256:detail")
     metavar="URI",
     help="The archive: a folder, or s3://BUCKET/PATH, gs://… or az://… with credentials from the environment.",
 )
+@click.option(
+    "--with",
+    "items",
+    default="",
+    metavar="COLUMNS",
+    help="Columns that new schedules have, too: key, tags, headers, body, with commas between.",
+)
 @shown_options
-def archive(data: str, uri: str, shown: Shown) -> int:
+def archive(data: str, uri: str, items: str, shown: Shown) -> int:
     """Put each sealed hour into an archive of Parquet files, unless it is there.
 
     The servers may run or not; a copy of their files will do, too. Each file is compared with the seal of its hour
@@ -41,14 +48,14 @@ def archive(data: str, uri: str, shown: Shown) -> int:
     Exit codes: 3 an hour is damaged, or the archive has another file in its place; stderr names it.
 
     $ delayd archive --data /var/lib/delayd --to /mnt/books
-    $ delayd archive --data /var/lib/delayd --to s3://books/delayd
+    $ delayd archive --data /var/lib/delayd --to s3://books/delayd --with key,body
     """
     store = open_store(uri)
     # Whoever asks for help need not have pyarrow; `open_store` has seen that it is there.
     from delayd.reading.archive.archiver import archive_directory
 
     with all_damage_named([data]), progress("files", None) as advance:
-        report = archive_directory(data, store, progress=HourSteps(advance))
+        report = archive_directory(data, store, items=[*filter(None, items.split(","))], progress=HourSteps(advance))
     files = [*report.written, *report.found]
     if files or shown.form != "table":
         shown.show(

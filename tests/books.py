@@ -57,6 +57,7 @@ class Row:
     deliver_at_ms: int
     appended_at_ms: int
     subject: str
+    headers: bytes = b""
 
     @property
     def hour(self) -> int:
@@ -68,7 +69,7 @@ class Row:
 
     @property
     def content_hash(self) -> int:
-        return content_hash(self.subject.encode(), b"", self.body)
+        return content_hash(self.subject.encode(), self.headers, self.body)
 
 
 @dataclass
@@ -110,7 +111,7 @@ class Books:
         subjects: Sequence[str] = ("orders",),
         keys: Sequence[str] = (),
         tags: Sequence[Sequence[str]] = (),
-        headers: Sequence[Mapping[str, str]] = (),
+        headers: Sequence[Mapping[str, str | bytes]] = (),
         expires: Sequence[int] = (),
     ) -> list[int]:
         """Append one batch to the message log; row i has subject i modulo their number. Returns the sequences.
@@ -120,7 +121,8 @@ class Books:
         at_ms = max(at_ms, self.appended_at_ms)  # It never falls (rule P5).
         base = len(self.rows) + 1
         count = len(due_ms)
-        rows = [Row(base + row, due_ms[row], at_ms, subjects[row % len(subjects)]) for row in range(count)]
+        packed = [msgpack.packb(own) if own else b"" for own in headers] or [b""] * count
+        rows = [Row(base + row, due_ms[row], at_ms, subjects[row % len(subjects)], packed[row]) for row in range(count)]
         bodies = [row.body for row in rows]
         table = encode_subject_table([name.encode() for name in subjects])
         names = np.arange(count, dtype=np.uint32) % len(subjects)
@@ -138,7 +140,7 @@ class Books:
             regions[ColumnId.TAGS_END] = [encode_tags(own) for own in tags]
             columns[ColumnId.TAG_BLOOM] = np.array([bloom_of(own) for own in tags], np.uint64)
         if headers:
-            regions[ColumnId.HEADERS_END] = [msgpack.packb(own) if own else b"" for own in headers]
+            regions[ColumnId.HEADERS_END] = packed
         regions[ColumnId.BODY_END] = bodies
         heap = table
         for column, items in regions.items():
@@ -310,7 +312,8 @@ class Books:
         table = encode_subject_table([subject.encode()])
         bodies = [self.bodies.get(row.sequence, b"?") for row in rows]
         ends, heap = lay_out(bodies, len(table))
-        hashes = np.array([content_hash(subject.encode(), b"", body) for body in bodies], np.uint64)
+        contents = zip(rows, bodies, strict=True)
+        hashes = np.array([content_hash(subject.encode(), row.headers, body) for row, body in contents], np.uint64)
         columns: list[tuple[ColumnId, ColumnArray]] = [
             (ColumnId.DELIVER_AT_MS, due),
             (ColumnId.SEQUENCE, sequences),

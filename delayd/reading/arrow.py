@@ -13,7 +13,17 @@ from delayd.reading.tables import CONSUMPTION, Cells, Columns, Types, columns_of
 
 # Spark has microseconds only.
 TIMESTAMP = pa.timestamp("us", "UTC")
-TYPES = {"string": pa.string(), "id": pa.string(), "long": pa.int64(), "boolean": pa.bool_(), "timestamp": TIMESTAMP}
+TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "id": pa.string(),
+    "long": pa.int64(),
+    "boolean": pa.bool_(),
+    "timestamp": TIMESTAMP,
+    "key": pa.string(),
+    "tags": pa.list_(pa.string()),
+    "headers": pa.map_(pa.string(), pa.binary()),
+    "body": pa.binary(),
+}
 INSTANT = pa.timestamp("ms", "UTC")
 QUANTILE_NAMES = ("late_p50_ms", "late_p99_ms", "late_p999_ms")
 FINDINGS = pa.schema(

@@ -13,6 +13,7 @@ from delayd.reading.arrow import TYPES, to_arrow
 from delayd.reading.tables import Columns, Types, count_rows
 
 GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow to read.
+GROUP_BYTES = 64 << 20  # A group with bodies may have fewer rows.
 # Sequences and instants mostly differ little from one row to the next, and hashes have no order at all.
 HASH_SUFFIX, HASH_ENCODING, NUMBER_ENCODING = "_hash", "PLAIN", "DELTA_BINARY_PACKED"
 NAMED = ("string", "id")  # Types with few values for many rows, which a dictionary keeps once.
@@ -41,14 +42,21 @@ class ParquetRows:
             },
         )
         self._gathered: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0  # Of what is gathered.
 
     def write(self, columns: Columns) -> None:
         """Add rows behind those that were written; raises OSError."""
         for part in slices(columns, GROUP_ROWS):
-            arrays = [to_arrow(part[name]) for name in self._schema.names]
-            self._gathered.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-            if sum(batch.num_rows for batch in self._gathered) >= GROUP_ROWS:
-                self._flush()
+            self.write_arrays({name: to_arrow(part[name]) for name in self._schema.names})
+
+    def write_arrays(self, arrays: Mapping[str, pa.Array]) -> None:
+        """The same, of at most GROUP_ROWS rows."""
+        rows = [arrays[name] for name in self._schema.names]
+        self._gathered.append(pa.RecordBatch.from_arrays(rows, schema=self._schema))
+        self._rows += self._gathered[-1].num_rows
+        self._bytes += self._gathered[-1].nbytes
+        if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
+            self._flush()
 
     def close(self) -> None:
         """Finish the file; raises OSError. Without this nobody can read it."""
@@ -59,4 +67,4 @@ class ParquetRows:
         if self._gathered:
             table = pa.Table.from_batches(self._gathered, self._schema)
             self._writer.write_table(table, row_group_size=GROUP_ROWS)
-            self._gathered = []
+            self._gathered, self._rows, self._bytes = [], 0, 0

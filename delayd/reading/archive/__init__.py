@@ -6,6 +6,7 @@ A map, from the place to the proof. `archiver.archive_directory` writes, `archiv
     store               where an archive lies: a folder, an object store
     notes               names of files, and the note beside each
     rows                what the files hold
+    carried             keys, tags, headers and bodies in them
     pieces              an archived hour, some rows at a time
     archiver            sealed hours of a data directory, put into an archive
     archive_audit       the books of an archive

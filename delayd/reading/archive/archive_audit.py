@@ -19,6 +19,7 @@ from delayd.batch.content import Tally, tally
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.hour import NO_SEAL, Seal
 from delayd.machine.disk import RealDisk
+from delayd.reading.archive.carried import PROVED
 from delayd.reading.archive.notes import (
     MESSAGE,
     NOTES,
@@ -28,6 +29,7 @@ from delayd.reading.archive.notes import (
     key_of_note,
 )
 from delayd.reading.archive.pieces import (
+    ArchivedCheck,
     HeldRows,
     audit_pieces,
     fetch_checked,
@@ -44,7 +46,7 @@ from delayd.reading.books import FINDINGS_LIMIT, AuditReport, HourResult, report
 from delayd.reading.files.target_index import NO_INDEX, TargetIndex
 from delayd.reading.findings import Finding, Findings, HourKey, HourSummary, conservation, join_findings, join_parts
 from delayd.reading.plan import AuditPlan
-from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState, held_differs
+from delayd.reading.seals import SealBook, SealReport, SealState, held_differs
 
 Progress = Callable[[int, int], None]  # Hours audited, hours in all.
 Open = Callable[[str], ArchiveStore]  # Gives the store of an archive by its URI.
@@ -170,8 +172,9 @@ class _HourRun:
     def pieces(self, folder: Path, held: Sequence[HeldRows]) -> Iterator[tuple[Findings, HourSummary]]:
         """Audit the hour in pieces."""
         key, name = self._hour.schedule.note.key, self._hour.schedule.name
-        check = SealCheck(self._hour.seal.facts)
-        pieces = with_bounds(read_schedule(name, key, self._fetch(self._hour.schedule, folder)))
+        check = ArchivedCheck(self._hour.seal.facts)
+        path = self._fetch(self._hour.schedule, folder)
+        pieces = with_bounds(read_schedule(name, key, path, carried=PROVED))
         yield from audit_pieces(key, pieces, held, self._terms, check)
         self.differs += [f"{name}: {what}" for what in check.differences()]
 

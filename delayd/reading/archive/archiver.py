@@ -11,17 +11,18 @@ is read after the seal has all of the hour's rows that its retention has left.
 Importing it needs pyarrow.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from delayd.errors import DamagedData
+from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_name
 from delayd.log.hour import Seal, SealFacts, schedule_path
 from delayd.machine.disk import Disk, RealDisk
+from delayd.reading.archive.carried import PROVED
 from delayd.reading.archive.notes import (
     MESSAGE,
     NOTES,
@@ -32,8 +33,9 @@ from delayd.reading.archive.notes import (
     file_sha256,
     key_of_note,
 )
+from delayd.reading.archive.pieces import ArchivedCheck
 from delayd.reading.archive.rows import (
-    count_archived,
+    file_facts,
     join_pieces,
     read_message,
     read_schedule,
@@ -42,12 +44,13 @@ from delayd.reading.archive.rows import (
 )
 from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
+from delayd.reading.files.items import ITEMS, read_items
 from delayd.reading.files.origins import NO_HOURS, part_hour, read_hour, read_outcomes
 from delayd.reading.files.row_arrays import RowCollector, Sorter, Sparse, TargetRows
 from delayd.reading.files.stored_groups import LogMoved, TornTail, until_still
 from delayd.reading.files.target_index import TargetIndex, TargetIndexer, read_target_rows
 from delayd.reading.plan import PART_ROWS_MAX
-from delayd.reading.seals import SealBook, SealCheck, SealState
+from delayd.reading.seals import SealBook, SealState
 from delayd.reading.tables import SealedRows
 
 Progress = Callable[[int, int], None]  # Files done, files in all.
@@ -66,7 +69,12 @@ class ArchiveReport:
 
 
 def archive_directory(
-    data: str, store: ArchiveStore, *, progress: Progress | None = None, disk: Disk | None = None
+    data: str,
+    store: ArchiveStore,
+    *,
+    items: Sequence[str] = (),
+    progress: Progress | None = None,
+    disk: Disk | None = None,
 ) -> ArchiveReport:
     """Put each sealed hour of a data directory into an archive, unless it is there; servers may run or not.
 
@@ -78,19 +86,24 @@ def archive_directory(
     Args:
         data: the directory that `delayd up --data` was given, or one server's.
         store: where the archive is.
+        items: which of "key", "tags", "headers" and "body" schedules that are written now have as columns, too.
         progress: called with the files done and all files that are known to be missing.
         disk: where ``data`` is.
 
     Raises:
-        BadArgument: there is nothing to archive.
+        BadArgument: there is nothing to archive, or an item has another name.
         DamagedData, NewerFormat: a checkpoint, a seal log or a realtime log can't be read, or a note of the archive.
         NotWritable, DiskFull, BadSetting, ServerUnavailable: the archive can't be written; what is there stays.
     """
     disk = disk or RealDisk()
+    for item in items:
+        if item not in ITEMS:
+            raise BadArgument(f"{item!r} is not one of {', '.join(ITEMS)}")
+    chosen = tuple(item for item in ITEMS if item in items)
     directories = find_directories(disk, data)
     noted = {key for name in store.names(NOTES) if (key := key_of_note(name)) is not None}
     with store.scratch() as folder:
-        run = _Run(disk, store, folder, progress, noted)
+        run = _Run(disk, store, folder, progress, noted, chosen)
         for directory in directories:
             if directory.role is Role.DELAY:
                 run.archive_schedules(directory)
@@ -107,6 +120,7 @@ class _Run:
     folder: Path  # Where files are made.
     progress: Progress | None
     noted: set[ArchivedKey]  # Those of which a note is in the archive.
+    items: tuple[str, ...]
     _done: int = 0
     _total: int = 0
     _before: int = 0
@@ -197,7 +211,11 @@ class _Run:
         parts: list[range] | list[None] = [None]
         if seal.facts.rows > PART_ROWS_MAX:
             parts = part_hour(self.disk, snapshot, NO_HOURS, hour, PART_ROWS_MAX)
-        write_schedule(path, _schedule_key(seal), (self._rows(snapshot, hour, part) for part in parts))
+        rows, read = (
+            (self._rows(snapshot, hour, part) for part in parts),
+            partial(read_items, self.disk, snapshot, hour),
+        )
+        write_schedule(path, _schedule_key(seal), rows, self.items, read)
         return True
 
     def _rows(self, snapshot: ScheduleSnapshot, hour: int, part: range | None) -> SealedRows:
@@ -246,8 +264,8 @@ class _Run:
         if what:
             self._faults.append(f"{self._uri(key.file)} differs from {source}: {'; '.join(what)}")
             return
-        rows, start = count_archived(self._uri(key.file), fetched)
-        noted = Note(key, rows, fetched.stat().st_size, found, start, note.seal)
+        facts = file_facts(self._uri(key.file), fetched)
+        noted = Note(key, facts.rows, fetched.stat().st_size, found, facts.start_offset, note.seal, facts.items)
         if self._note(noted):
             (self._written if is_new else self._found).append(noted)
 
@@ -278,9 +296,9 @@ def _schedule_key(seal: Seal) -> ArchivedKey:
 
 def _differs(key: ArchivedKey, name: str, path: Path, facts: SealFacts) -> list[str]:
     """Where the rows of a file differ from the seal of their hour."""
-    check = SealCheck(facts)
-    for rows in read_schedule(name, key, path):
-        check.add(rows.schedule, rows.outcomes)
+    check = ArchivedCheck(facts)
+    for rows in read_schedule(name, key, path, carried=PROVED):
+        check.add(rows)
     return check.differences()
 
 

@@ -6,6 +6,7 @@ there; a file without a note is one whose archiver died, and the next archiver t
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +16,8 @@ from delayd.errors import BadArgument, DamagedData, NewerFormat
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.hour import SHA256_BYTES, Seal, SealFacts
 
-VERSION = 1
+VERSION = 2  # That of files with items; the others are as version 1 had them, and say so.
+VERSION_FACT = "delayd.version"
 SCHEDULE, MESSAGE = TABLES = ("schedule", "message")
 NOTES = "notes"
 NOTE_BYTES_MAX = 16 << 10
@@ -51,11 +53,10 @@ class ArchivedKey(NamedTuple):
     def note(self) -> str:
         return f"{NOTES}/{self.path}.json"
 
-    @property
-    def facts(self) -> dict[str, str]:
-        """What the file itself says of this."""
+    def facts(self, items: Sequence[str] = ()) -> dict[str, str]:
+        """What the file itself says of this, if it has these items."""
         return {
-            "delayd.version": str(VERSION),
+            VERSION_FACT: str(VERSION if items else 1),
             "delayd.table": self.table,
             "delayd.hour": hour_name(self.hour),
             "delayd.log_id": f"{self.log_id:016x}",
@@ -81,7 +82,8 @@ class Note:
     """What is said of one file; ``size`` 0 and no digest: there is none, because its server held no row.
 
     A schedule's note has the hour's seal, and without a file it says that retention was faster. ``start_offset`` is
-    where a realtime server's log began when it was read: messages before it are not in the file.
+    where a realtime server's log began when it was read: messages before it are not in the file. ``items`` says which
+    of keys, tags, headers and bodies a schedule has, too.
     """
 
     key: ArchivedKey
@@ -90,13 +92,17 @@ class Note:
     sha256: str = ""
     start_offset: int = 0
     seal: Seal | None = None
+    items: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Make the bytes of the note: the same for the same values."""
         key = self.key
-        said: dict[str, object] = {"version": VERSION, "table": key.table, "hour": hour_name(key.hour)}
+        version = VERSION if self.items else 1
+        said: dict[str, object] = {"version": version, "table": key.table, "hour": hour_name(key.hour)}
         said |= {"log_id": f"{key.log_id:016x}", "origin": f"{key.origin:016x}"}
         said |= {"rows": self.rows, "bytes": self.size, "sha256": self.sha256, "start_offset": self.start_offset}
+        if self.items:
+            said["with"] = self.items
         if self.seal is not None:
             said["seal"] = _seal_as_json(self.seal)
         return json.dumps(said, indent=1).encode() + b"\n"
@@ -118,7 +124,8 @@ def decode_note(path: str, key: ArchivedKey, data: bytes) -> Note:
         numbers = [said[name] for name in ("rows", "bytes", "start_offset")]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("a number is none")
-        note = Note(key, numbers[0], numbers[1], str(said["sha256"]), numbers[2], seal)
+        items = tuple(str(each) for each in said.get("with", ()))
+        note = Note(key, numbers[0], numbers[1], str(said["sha256"]), numbers[2], seal, items)
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedData(path, 0, f"it is no note of an archive: {error!r}") from error
     if note.encode() != data or (note.seal is None) != (key.table == MESSAGE):

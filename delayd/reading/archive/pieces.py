@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from delayd.errors import DamagedData
-from delayd.log.hour import NO_OUTCOMES, OutcomeRows, Seal
+from delayd.log.hour import NO_OUTCOMES, OutcomeRows, Seal, SealFacts
 from delayd.machine.disk import RealDisk
+from delayd.reading.archive.carried import wrong_bodies
 from delayd.reading.archive.notes import ArchivedKey, Note, decode_note, file_sha256
-from delayd.reading.archive.rows import count_archived, join_pieces, join_targets, read_message
+from delayd.reading.archive.rows import NO_ITEMS, FiledRows, file_facts, join_pieces, join_targets, read_message
 from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.audit import AuditTerms, FiledByLog, audit_hour
 from delayd.reading.files.row_arrays import (
@@ -42,8 +43,8 @@ def fetch_checked(store: ArchiveStore, note: Note, folder: Path) -> Path:
         raise DamagedData(name, 0, f"the file is gone, and {store.uri}/{note.key.note} names it") from None
     if path.stat().st_size != note.size or file_sha256(path) != note.sha256:
         raise DamagedData(name, 0, f"it is another file than {store.uri}/{note.key.note} names")
-    if count_archived(name, path) != (note.rows, note.start_offset):
-        what = f"{store.uri}/{note.key.note} says otherwise how many rows it has, or where the realtime log began"
+    if file_facts(name, path) != (note.rows, note.start_offset, note.items):
+        what = f"{store.uri}/{note.key.note} says otherwise how many rows or columns it has, or where the log began"
         raise DamagedData(name, 0, what)
     return path
 
@@ -67,7 +68,7 @@ class ArchivedRows:
     log_id: int
     hour: int
     terms: AuditTerms
-    sealed: SealedRows
+    sealed: FiledRows
     held: TargetRows
 
     def schedule(self) -> ScheduleRows:
@@ -84,7 +85,8 @@ class ArchivedRows:
         return FiledByLog(RowCollector().rows(), 0, 0, 0)
 
 
-NOT_SEALED = SealedRows(RowCollector().rows(), NO_OUTCOMES, Sparse())  # Stands for a schedule that nobody asks for.
+# Stands for a schedule that nobody asks for.
+NOT_SEALED = FiledRows(SealedRows(RowCollector().rows(), NO_OUTCOMES, Sparse()), NO_ITEMS)
 
 
 class HeldRows:
@@ -151,9 +153,9 @@ def live_beside(archived: Container[int], index: TargetIndex, batches: Batches) 
     return TargetIndex(tuple(index.targets[number] for number in numbers), own, index.subjects if len(own) else (), ())
 
 
-def with_bounds(pieces: Iterator[SealedRows]) -> Iterator[tuple[SealedRows, int | None]]:
+def with_bounds(pieces: Iterator[FiledRows]) -> Iterator[tuple[FiledRows, int | None]]:
     """Each piece with the first sequence of the next one; None behind the last."""
-    before: SealedRows | None = None
+    before: FiledRows | None = None
     for piece in pieces:
         if before is not None:
             yield before, int(piece.schedule.sequence[0])
@@ -162,15 +164,36 @@ def with_bounds(pieces: Iterator[SealedRows]) -> Iterator[tuple[SealedRows, int 
         yield before, None
 
 
+class ArchivedCheck:
+    """Compares the rows of an archived hour with its seal, and their bodies with their content hashes."""
+
+    def __init__(self, facts: SealFacts) -> None:
+        self._seal = SealCheck(facts)
+        self._wrong: list[int] = []
+
+    def add(self, rows: FiledRows) -> None:
+        """Add rows that were read with the columns of PROVED."""
+        self._seal.add(rows.schedule, rows.outcomes)
+        self._wrong += wrong_bodies(rows.schedule, rows.carried)
+
+    def differences(self) -> list[str]:
+        """Where they differ, for people."""
+        found = self._seal.differences()
+        if self._wrong:
+            more = f" and those of {len(self._wrong) - 1:,} others" if len(self._wrong) > 1 else ""
+            found.append(f"the body of message {self._wrong[0]}{more} is not the one of its content hash")
+        return found
+
+
 def audit_pieces(
     key: ArchivedKey,
-    pieces: Iterator[tuple[SealedRows, int | None]],
+    pieces: Iterator[tuple[FiledRows, int | None]],
     held: Sequence[HeldRows],
     terms: AuditTerms,
-    check: SealCheck,
+    check: ArchivedCheck,
 ) -> Iterator[tuple[Findings, HourSummary]]:
     """Audit an archived hour piece by piece; ``check`` compares its rows with its seal."""
     for rows, until in pieces:
-        check.add(rows.schedule, rows.outcomes)
+        check.add(rows)
         realtime = join_targets([each.below(until) for each in held])
         yield audit_hour(key.origin, key.hour, rows.schedule, rows.outcomes, realtime, terms)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,51 +21,80 @@ from delayd.batch.sequences import SCHEDULE_BIT
 from delayd.errors import DamagedData, NewerFormat
 from delayd.log.hour import PART, OutcomeRows
 from delayd.outcome import Outcome
-from delayd.reading.archive.notes import VERSION, ArchivedKey
-from delayd.reading.arrow import TYPES
+from delayd.reading.archive.carried import ReadItems, carried_columns, carried_types
+from delayd.reading.archive.notes import VERSION, VERSION_FACT, ArchivedKey
+from delayd.reading.arrow import TYPES, to_arrow
 from delayd.reading.conditions import Condition
 from delayd.reading.files.row_arrays import BATCH, ScheduleRows, Sorter, Sparse, Target, TargetRows, UInt64s, rises
-from delayd.reading.parquet import GROUP_ROWS, ParquetRows
+from delayd.reading.parquet import GROUP_BYTES, GROUP_ROWS, ParquetRows
 from delayd.reading.tables import ARCHIVED_MESSAGE, ARCHIVED_SCHEDULE, REASONS, Cells, SealedRows, Types
 
 SCHEDULE_TYPES: Types = {name: kind for name, (kind, _) in ARCHIVED_SCHEDULE.items()}
 MESSAGE_TYPES: Types = {name: kind for name, (kind, _) in ARCHIVED_MESSAGE.items()}
 PART_LONGS = ("claimed_at_ms", "target_appended_at_ms", "target_offset", "epoch", "batch_id", "attempt")
 BATCH_LONGS = ("claimed_at_ms", "appended_at_ms", "offset", "epoch", "batch_id")
-START = "delayd.start_offset"
+START, ITEMS_FACT = "delayd.start_offset", "delayd.with"
+ITEMS_ROWS = 8_192  # Rows whose items are Python objects at a time.
 OUTCOME_CODES = {outcome.name: int(outcome) for outcome in Outcome}
 REASON_CODES = {name: code for code, name in enumerate(REASONS)}
 
 
-def write_schedule(path: Path, key: ArchivedKey, parts: Iterable[SealedRows]) -> None:
-    """Write an hour of a delay server; its parts rise by sequence."""
-    with closing(ParquetRows(path, SCHEDULE_TYPES, key.facts)) as file:
+class FiledRows(SealedRows):
+    """Rows of an archived file, with those of its other columns that were asked for."""
+
+    def __init__(self, rows: SealedRows, carried: pa.Table) -> None:
+        super().__init__(rows.schedule, rows.outcomes, rows.others)
+        self.carried = carried
+
+
+NO_ITEMS = pa.table({})
+
+
+def write_schedule(
+    path: Path, key: ArchivedKey, parts: Iterable[SealedRows], items: Sequence[str], read: ReadItems
+) -> None:
+    """Write an hour of a delay server; its parts rise by sequence, and ``read`` reads items of their rows."""
+    facts = {**key.facts(items), **({ITEMS_FACT: ",".join(items)} if items else {})}
+    with closing(ParquetRows(path, {**SCHEDULE_TYPES, **carried_types(items)}, facts)) as file:
         for part in parts:
-            for piece in part.pieces(GROUP_ROWS):
-                file.write({name: make(piece) for name, (_, make) in ARCHIVED_SCHEDULE.items()})
+            for piece in _bounded(part) if items else part.pieces(GROUP_ROWS):
+                columns = {name: to_arrow(make(piece)) for name, (_, make) in ARCHIVED_SCHEDULE.items()}
+                file.write_arrays({**columns, **carried_columns(piece.schedule, items, read)})
+
+
+def _bounded(rows: SealedRows) -> Iterator[SealedRows]:
+    """Pieces of rows whose bodies fit into memory together, but for a single one."""
+    for piece in rows.pieces(ITEMS_ROWS):
+        bytes_max = max(1, int(piece.schedule.body_bytes.max(initial=0)))
+        yield from piece.pieces(max(1, GROUP_BYTES // bytes_max))
 
 
 def write_message(path: Path, key: ArchivedKey, rows: TargetRows) -> None:
     """Write what a realtime server, the one target of these rows, holds of an hour, by rising sequence."""
-    with closing(ParquetRows(path, MESSAGE_TYPES, {**key.facts, START: str(rows.targets[0].start)})) as file:
+    with closing(ParquetRows(path, MESSAGE_TYPES, {**key.facts(), START: str(rows.targets[0].start)})) as file:
         for first in range(0, len(rows.sequence), GROUP_ROWS):
             piece = rows.take(slice(first, first + GROUP_ROWS))
             file.write({name: make(piece) for name, (_, make) in ARCHIVED_MESSAGE.items()})
 
 
 def read_schedule(
-    name: str, key: ArchivedKey, path: Path, conditions: Sequence[Condition] = ()
-) -> Iterator[SealedRows]:
+    name: str,
+    key: ArchivedKey,
+    path: Path,
+    conditions: Sequence[Condition] = (),
+    carried: Sequence[str] = (),
+) -> Iterator[FiledRows]:
     """Read a file of the table ``schedule`` piece by piece, by rising sequence; ``name`` is what errors call it.
 
     Rows that do not meet all ``conditions`` on columns of the file are left out, and a piece without any other.
+    ``carried`` are columns of `carried_types` to read, as far as the file has them.
 
     Raises:
         DamagedData: it is no such file, or another hour's or server's.
         NewerFormat: a newer delayd wrote it.
     """
     last = -1
-    for piece in _pieces(name, key, path, SCHEDULE_TYPES):
+    for piece in _pieces(name, key, path, SCHEDULE_TYPES, carried):
         wanted = piece.meeting(conditions)
         if not len(wanted) and conditions:
             continue
@@ -75,23 +104,32 @@ def read_schedule(
             if int(sequence[0]) <= last or not (sequence[1:] > sequence[:-1]).all():
                 raise DamagedData(name, 0, "its sequences do not rise")
             last = int(sequence[-1])
-        yield rows
+        yield FiledRows(rows, wanted.carried(carried))
 
 
-def count_archived(name: str, path: Path) -> tuple[int, int]:
-    """How many rows a file has, and, of the table ``message``, where its server's log began when it was read.
+class FileFacts(NamedTuple):
+    """The facts that a file itself states."""
+
+    rows: int
+    start_offset: int  # Of the table ``message``: where its server's log began when it was read.
+    items: tuple[str, ...]
+
+
+def file_facts(name: str, path: Path) -> FileFacts:
+    """Read the facts of a file.
 
     Raises:
         DamagedData: it is no such file; ``name`` is what the error calls it.
     """
     with _named_damage(name):
         said = pq.read_metadata(path)
-    return int(said.num_rows), int((said.metadata or {}).get(START.encode(), b"0"))
+    start = (said.metadata or {}).get(START.encode(), b"0")
+    return FileFacts(int(said.num_rows), int(start), _items_of(said.metadata))
 
 
 def read_message(name: str, key: ArchivedKey, path: Path) -> Iterator[TargetRows]:
     """Read a file of the table ``message``, see `read_schedule`. The one target of its rows is the archived server."""
-    target = Target(name, key.log_id, count_archived(name, path)[1])
+    target = Target(name, key.log_id, file_facts(name, path).start_offset)
     last = np.uint64(0)
     for piece in _pieces(name, key, path, MESSAGE_TYPES):
         subject, subjects = piece.names("subject")
@@ -164,6 +202,10 @@ class _Piece:
         index = column.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
         return index, names
 
+    def carried(self, names: Sequence[str]) -> pa.Table:
+        """Some columns, as far as they are here."""
+        return self._table.select([name for name in names if name in self._table.column_names])
+
     def meeting(self, conditions: Sequence[Condition]) -> "_Piece":
         """The rows that meet all conditions on columns that are here."""
         table = self._table
@@ -185,23 +227,31 @@ class _Piece:
         return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _pieces(name: str, key: ArchivedKey, path: Path, types: Types) -> Iterator[_Piece]:
+def _pieces(name: str, key: ArchivedKey, path: Path, types: Types, carried: Sequence[str] = ()) -> Iterator[_Piece]:
     with _named_damage(name), closing(pq.ParquetFile(path)) as file:
         _check_facts(name, key, file.schema_arrow)
+        columns = [*types, *carried]
+        types = {**types, **carried_types(_items_of(file.schema_arrow.metadata))}
         expected = [(each, TYPES[kind]) for each, kind in types.items()]
         found = [(field.name, field.type) for field in file.schema_arrow]
         if found != expected:
             raise DamagedData(name, 0, "it has other columns than this table")
         for group in range(file.num_row_groups):
-            yield _Piece(file.read_row_group(group))
+            yield _Piece(file.read_row_group(group, [each for each in types if each in columns]))
+
+
+def _items_of(facts: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
+    return tuple(filter(None, (facts or {}).get(ITEMS_FACT.encode(), b"").decode().split(",")))
 
 
 def _check_facts(name: str, key: ArchivedKey, schema: pa.Schema) -> None:
     said = {fact.decode(): value.decode() for fact, value in (schema.metadata or {}).items()}
-    version = said.get("delayd.version", "")
+    version = said.get(VERSION_FACT, "")
     if version.isdecimal() and int(version) > VERSION:
         raise NewerFormat(name, int(version), VERSION)
-    for fact, value in key.facts.items():
+    for fact, value in key.facts().items():
+        if fact == VERSION_FACT:
+            continue
         if said.get(fact) != value:
             raise DamagedData(name, 0, f"its {fact} is {said.get(fact)}, and its name says {value}")
 

@@ -26,7 +26,7 @@ from delayd.reading.files.stored_groups import LogMoved
 def read_items(
     disk: Disk, snapshot: ScheduleSnapshot, hour: int, rows: ScheduleRows, names: Sequence[str]
 ) -> dict[str, list[object]]:
-    """Read items of rows of an hour that `read_hour` returned, in their order; ``names`` are some of ITEMS.
+    """Read items of rows of an hour that `read_hour` returned, in their order; ``names`` are some of READERS.
 
     Raises:
         LogMoved: a file is gone.
@@ -44,7 +44,7 @@ def read_items(
         if in_schedule_log and not _holds(batch, places, rows.sequence[own]):
             raise DamagedData(path, 0, "a batch of it holds other messages than were read of its hour")
         for name in names:
-            for row, item in zip(own.tolist(), ITEMS[name](batch, places), strict=True):
+            for row, item in zip(own.tolist(), READERS[name](batch, places), strict=True):
                 found[name][row] = item
     return found
 
@@ -87,8 +87,12 @@ def _tags(batch: Batch, places: Int64s) -> Iterator[list[str]]:
     return (list(decode_tags(item)) for item in _bytes(batch, ColumnId.TAGS_END, places))
 
 
+def _packed_headers(batch: Batch, places: Int64s) -> list[bytes]:
+    return _bytes(batch, ColumnId.HEADERS_END, places)
+
+
 def _headers(batch: Batch, places: Int64s) -> Iterator[list[tuple[str, bytes]]]:
-    for item in _bytes(batch, ColumnId.HEADERS_END, places):
+    for item in _packed_headers(batch, places):
         headers = decode_headers(item).items()
         yield [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
 
@@ -116,3 +120,5 @@ ITEMS: Mapping[str, Callable[[Batch, Int64s], Iterable[object]]] = {
     "headers": _headers,
     "body": _bodies,
 }
+PACKED_HEADERS = "packed_headers"  # The headers of a row as its content hash covers them.
+READERS = {**ITEMS, PACKED_HEADERS: _packed_headers}

@@ -17,9 +17,11 @@ from delayd.batch.columns import Int64s
 from delayd.errors import DamagedData
 from delayd.hours import HOUR_MS, hour_name
 from delayd.machine.disk import RealDisk
+from delayd.reading.archive.carried import PROVED
 from delayd.reading.archive.notes import Note
 from delayd.reading.archive.pieces import (
     NOT_SEALED,
+    ArchivedCheck,
     ArchivedRows,
     audit_pieces,
     fetch_checked,
@@ -30,6 +32,7 @@ from delayd.reading.archive.pieces import (
 )
 from delayd.reading.archive.rows import join_targets, read_schedule
 from delayd.reading.archive.store import ArchiveStore, open_store
+from delayd.reading.arrow import TYPES
 from delayd.reading.audit import AuditTerms
 from delayd.reading.books import audit_books, seal_books
 from delayd.reading.conditions import Comparison, due_ms_max
@@ -39,7 +42,7 @@ from delayd.reading.files.row_arrays import UInt64s
 from delayd.reading.files.target_index import NO_INDEX, TargetIndex
 from delayd.reading.findings import COUNTS, QUANTILES, Finding, Findings, HourSummary, join_findings, join_parts
 from delayd.reading.plan import AuditPlan, HourBooks, plan_hours
-from delayd.reading.seals import SealBook, SealCheck
+from delayd.reading.seals import SealBook
 from delayd.reading.tables import TABLES, Cells, Columns, HourTables, Value, columns_of, count_rows
 from delayd.reading.views.held import ArchivedAtTargets, PlacedFile, fetch_held
 from delayd.reading.views.query import AT_TARGETS, AUDITED, HOURS, ViewQuery
@@ -198,14 +201,14 @@ def _archived_rows(
         return
     path, name = fetch_checked(store, note, folder), f"{store.uri}/{note.key.file}"
     if query.view in AUDITED:
-        check = SealCheck(seal_of(note).facts)
-        pieces = with_bounds(read_schedule(name, note.key, path))
+        check = ArchivedCheck(seal_of(note).facts)
+        pieces = with_bounds(read_schedule(name, note.key, path, carried=PROVED))
         found = list(audit_pieces(note.key, pieces, held, hour.terms, check))
         summary, findings = join_parts([each for _, each in found]), join_findings([each for each, _ in found])
         yield from _judged(query, (log_id, number), SEALED, check.differences(), summary, findings)
         return
     conditions = [each for each in query.conditions if each.column in SAME_IN_ARCHIVE]
-    for rows, until in with_bounds(read_schedule(name, note.key, path, conditions)):
+    for rows, until in with_bounds(read_schedule(name, note.key, path, conditions, query.items)):
         realtime = join_targets([each.below(until) for each in held])
         yield from _table(query, ArchivedTables(ArchivedRows(log_id, number, hour.terms, rows, realtime)))
 
@@ -237,10 +240,14 @@ def _audited(query: ViewQuery, rows: Sequence[tuple[Value, ...]]) -> Iterator[pa
 def _table(query: ViewQuery, tables: HourTables, hour: HourBooks | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a table that stand in the logs of an hour; items are read where its files are."""
 
-    def items(rows: Int64s) -> dict[str, list[object]]:
+    def items(rows: Int64s) -> dict[str, pa.Array]:
+        if isinstance(tables, ArchivedTables):
+            found = tables.carried.take(pa.array(rows))
+            return {name: pa.concat_arrays(found.column(name).chunks) for name in found.column_names}
         if hour is None:
-            return {}
-        return read_items(hour.disk, hour.origin.snapshot, hour.hour, tables.schedule.take(rows), query.items)
+            raise AssertionError("an hour that is in no archive is in a directory")
+        read = read_items(hour.disk, hour.origin.snapshot, hour.hour, tables.schedule.take(rows), query.items)
+        return {name: pa.array(each, TYPES[name]) for name, each in read.items()}
 
     def make(name: str) -> Cells:
         if name == PLACE and is_mixed:
@@ -258,7 +265,7 @@ class ArchivedTables(HourTables):
 
     def __init__(self, rows: ArchivedRows) -> None:
         super().__init__(rows)
-        self._others = rows.sealed.others
+        self._others, self.carried = rows.sealed.others, rows.sealed.carried
 
     @cached_property
     def others(self) -> UInt64s:

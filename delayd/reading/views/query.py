@@ -53,13 +53,6 @@ VIEWS = (*TABLES, *AUDITED, SEALS, *SUMS)
 WITH_ITEMS = ("schedule", "lifecycle")  # Views whose rows can have the columns of ITEMS.
 AT_TARGETS = ("message", "lifecycle", HOURS, FINDINGS)  # Views that need rows of realtime message logs.
 BY_LOG = ("accepted", "decision")  # Views of message logs, which are not archived.
-ARROW_TYPES: dict[str, pa.DataType] = {
-    **TYPES,
-    "key": pa.string(),
-    "tags": pa.list_(pa.string()),
-    "headers": pa.map_(pa.string(), pa.binary()),
-    "body": pa.binary(),
-}
 
 
 def types_of(view: str, items: Sequence[str] = ()) -> Types:
@@ -74,7 +67,7 @@ def types_of(view: str, items: Sequence[str] = ()) -> Types:
 
 def schema_of(types: Types) -> pa.Schema:
     """The same columns as Arrow has them."""
-    return pa.schema([(name, ARROW_TYPES[kind]) for name, kind in types.items()])
+    return pa.schema([(name, TYPES[kind]) for name, kind in types.items()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +104,7 @@ class ViewQuery:
         self,
         count: int,
         make: Callable[[str], Cells],
-        read_items: Callable[[Int64s], dict[str, list[object]]] | None = None,
+        read_items: Callable[[Int64s], dict[str, pa.Array]] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The rows that meet the conditions, among ``count`` rows.
 
@@ -132,7 +125,7 @@ class ViewQuery:
             some = slice(first, first + at_once)
             columns = {name: to_arrow(each.take(some)) for name, each in cells.items()}
             if items and read_items is not None:
-                columns |= {name: pa.array(each, ARROW_TYPES[name]) for name, each in read_items(rows[some]).items()}
+                columns |= read_items(rows[some])
             length = len(rows[some])
             arrays = [columns.get(field.name, pa.nulls(length, field.type)).cast(field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -311,7 +311,7 @@ def test_a_file_of_another_hour_or_server_is_named(books: Books, store: FolderSt
 
 def test_a_newer_version_is_refused_with_exit_2(books: Books, store: FolderStore) -> None:
     archive_directory(books.root, store)
-    newer = {b"delayd.version": b"2"}
+    newer = {b"delayd.version": b"3"}
     rewrite(
         store, SCHEDULE_KEY, lambda table: table.replace_schema_metadata({**(table.schema.metadata or {}), **newer})
     )
@@ -319,7 +319,7 @@ def test_a_newer_version_is_refused_with_exit_2(books: Books, store: FolderStore
         audited(store)
     assert run("audit", "--data", store.uri).code == 2
     note = Path(store.uri) / SCHEDULE_KEY.note
-    note.write_text(note.read_text().replace('"version": 1', '"version": 2'))
+    note.write_text(note.read_text().replace('"version": 1', '"version": 3'))
     with pytest.raises(NewerFormat, match=SCHEDULE_KEY.note):
         audited(store)
 
