@@ -1,4 +1,4 @@
-"""The audit of a simulated cluster's files: no honest directory has a finding (rules S5, S7).
+"""The audit of a simulated cluster's files: no honest directory, and no archive of one, has a finding (rules S5, S7).
 
 Invariant: the files are copied as a kill of all servers leaves them, so an audit changes nothing of a run.
 
@@ -9,6 +9,7 @@ runs: after kills, power losses, clock steps, retention, damage that was mended,
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 import time
@@ -18,11 +19,14 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
+from unittest.mock import patch
 
 from delayd.errors import DamagedData
-from delayd.machine.disk import Disk
+from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.findings import FindingKind
 from delayd.reading.verify import verify_directory
@@ -30,6 +34,7 @@ from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Folder
 from tests.simulation.cluster import HOUR_MS, Cluster
 from tests.simulation.run import Run
+from tests.unit.cli.runner import run as run_command
 from tests.worlds.delay import FOLDER, small_slots
 
 BOOKS = "/books"
@@ -48,6 +53,7 @@ class Photographed(NamedTuple):
     sealed: int
     waiting: int
     deleted_rows: int
+    archived: int  # Hours of its archive.
     wrong: tuple[str, ...]
 
 
@@ -92,7 +98,7 @@ def photograph(cluster: Cluster, moment: str) -> Photographed:
     try:
         report = _audit(disk, cluster)
     except DamagedData as damage:
-        return Photographed(moment, 0, 0, 0, 0, 0, (f"damage: {damage}",))
+        return Photographed(moment, 0, 0, 0, 0, 0, 0, (f"damage: {damage}",))
     wrong = [
         f"{finding.kind.name} hour {finding.hour} sequence {finding.sequence}: {finding.detail}"
         for finding in report.findings
@@ -100,9 +106,35 @@ def photograph(cluster: Cluster, moment: str) -> Photographed:
     ]
     wrong += [f"a broken seal: {seal}" for seal in report.broken_seals]
     wrong += [f"damage: {file}" for file in verify_directory(BOOKS, disk=disk).damaged]
+    archived, told = audit_of_archive(disk, cluster.machine.wall_ms)
+    wrong += told
     total = report.total
-    figures = total.scheduled, len(report.hours), len(report.seals), total.waiting, report.deleted_rows
+    figures = total.scheduled, len(report.hours), len(report.seals), total.waiting, report.deleted_rows, archived
     return Photographed(moment, *figures, tuple(wrong))
+
+
+def audit_of_archive(disk: MemoryDisk, now_ms: int) -> tuple[int, list[str]]:
+    """Archive a directory, and audit the archive, alone and beside the directory: its hours, and what is wrong."""
+    # Commands look at the clock of this machine, and the one of the simulation is months ahead.
+    with TemporaryDirectory() as folder, patch.object(time, "time_ns", lambda: now_ms * 1_000_000):
+        data, archive = f"{folder}/data", f"{folder}/archive"
+        copy_tree(disk, BOOKS, RealDisk(), data)
+        ran = run_command("archive", "--data", data, "--to", archive)
+        if ran.code:
+            return 0, [f"not archived: {ran.out}{ran.err}"]
+        if not any(Path(archive).glob("notes/**/*.json")):
+            return 0, []  # No hour is sealed.
+        wrong, hours = list[str](), 0
+        for places in ((data, archive), (archive,)):
+            ran = run_command("audit", *places, "--format", "json", "--findings", "1000")
+            if not ran.out:
+                return 0, [f"not audited: {ran.err}"]
+            said = json.loads(ran.out)
+            kinds = [f"{each['finding']} {each['detail']}" for each in said["findings"] if each["finding"] != "LATE"]
+            wrong += [f"the archive{' and the directory' * (len(places) - 1)}: {each}" for each in kinds]
+            wrong += [f"the archive: a broken seal: {each['differs']}" for each in said["broken_seals"]]
+            hours = len(said["hours"])
+        return hours, wrong
 
 
 def audit_cluster(cluster: Cluster) -> AuditReport:
@@ -177,6 +209,7 @@ def main() -> int:
         f"{len(directories)} directories, {wrong} with a finding: {sum(each.scheduled for each in directories):,} "
         f"messages, {sum(each.hours for each in directories):,} hours, {sum(each.sealed for each in directories):,} "
         f"seals, {sum(each.waiting for each in directories):,} waiting, "
+        f"{sum(each.archived for each in directories):,} hours archived, "
         f"{sum(each.deleted_rows for each in directories):,} rows of deleted hours; {time.monotonic() - begun:.0f} s"
     )
     return int(bool(wrong))
