@@ -61,6 +61,8 @@ class Shape:
     sealed: bool = True
     segment_bytes: int = 256 << 20
     all_kept: bool = True  # Else the message log begins with its last segment, as retention leaves it.
+    body_bytes: int = BODY_BYTES  # A multiple of 8.
+    number: int = 0  # Tells the servers of one directory from those of another.
 
 
 class DirectoryWriter:
@@ -70,9 +72,10 @@ class DirectoryWriter:
         self._disk = disk or RealDisk()
         self._shape = shape
         self._delay, self._realtime = f"{root}/delay", f"{root}/realtime"
-        self._messages = self._log(self._delay, FileKind.MESSAGE, DELAY_ID)
-        self._target = self._log(self._realtime, FileKind.REALTIME, REALTIME_ID)
-        self._seals = open_log(self._disk, seal_place(self._delay, DELAY_ID), SENT_MS) if shape.sealed else None
+        self._own, self._taker = DELAY_ID + shape.number, REALTIME_ID + shape.number  # The servers' log_ids.
+        self._messages = self._log(self._delay, FileKind.MESSAGE, self._own)
+        self._target = self._log(self._realtime, FileKind.REALTIME, self._taker)
+        self._seals = open_log(self._disk, seal_place(self._delay, self._own), SENT_MS) if shape.sealed else None
         self._previous = NO_SEAL
         self._names = [b"subject-%d" % number for number in range(shape.subjects)]
         self._states = subject_states(self._names)
@@ -159,7 +162,7 @@ class DirectoryWriter:
             facts = compare(hour, filed, read_outcomes(dispatch))
             if facts is None:
                 raise AssertionError("an hour that was written whole must balance")
-            seal = Seal(DELAY_ID, len(self._hours) - 1, facts, self._previous)
+            seal = Seal(self._own, len(self._hours) - 1, facts, self._previous)
             self._previous, self._sealed = seal.sha256, self._sealed + 1
             over_ms = (hour + 1) * HOUR_MS + 60_000
             self._seals.append([NewGroup(GroupKind.DATA, [encode_seal(seal)], 1, over_ms, 0, 1)], over_ms)
@@ -184,10 +187,10 @@ class DirectoryWriter:
     def _dispatch_batch(self, hour: int, sequences: Rows, due: NDArray[np.int64]) -> tuple[bytes, NewPart]:
         self._batch_id += 1
         claimed, number = int(due[0]), self._batch_id
-        part = DispatchPart(DELAY_ID, 1, number, 1, number - 1, claimed, hour)
+        part = DispatchPart(self._own, 1, number, 1, number - 1, claimed, hour)
         subject = int(sequences[0]) % self._shape.subjects
         batch = self._batch(BatchKind.DISPATCH, part, sequences, due, subject=subject)
-        new = NewPart(sequences, due, Outcome.DISPATCHED, claimed, REALTIME_ID, 1, number)
+        new = NewPart(sequences, due, Outcome.DISPATCHED, claimed, self._taker, 1, number)
         return batch, new._replace(hashes=self._hashes(sequences))
 
     def _commit(self, commit: list[tuple[bytes, NewPart]]) -> list[NewPart]:
@@ -218,8 +221,9 @@ class DirectoryWriter:
     ) -> bytes:
         count = len(due)
         table = encode_subject_table(self._names) if all_names else self._tables[subject]
-        ends = len(table) + BODY_BYTES * np.arange(1, count + 1)
-        body = np.repeat(sequences, BODY_BYTES // 8).tobytes()
+        body_bytes = self._shape.body_bytes
+        ends = len(table) + body_bytes * np.arange(1, count + 1)
+        body = np.repeat(sequences, body_bytes // 8).tobytes()
         columns: list[tuple[ColumnId, NDArray[np.generic]]] = [(ColumnId.DELIVER_AT_MS, due)]
         if kind is not BatchKind.PRODUCER:
             columns.append((ColumnId.SEQUENCE, sequences))
@@ -234,7 +238,8 @@ class DirectoryWriter:
     def _hashes(self, sequences: Rows) -> Rows:
         """The content hash of each row: its body repeats its sequence."""
         states = self._states.take(sequences % np.uint64(len(self._names)))
-        bodies = Region(np.repeat(sequences, BODY_BYTES // 8), np.full(len(sequences), BODY_BYTES))
+        body_bytes = self._shape.body_bytes
+        bodies = Region(np.repeat(sequences, body_bytes // 8), np.full(len(sequences), body_bytes))
         return hash_items(states, None, bodies)
 
     def _append(self, log: Log, groups: list[NewGroup]) -> None:
@@ -244,17 +249,17 @@ class DirectoryWriter:
 
     def _publish(self, stop: int, crc: int, next_sequence: int, end_ms: int) -> None:
         hours, ends = np.array(self._hours, HOUR_ROW), np.array(self._ends, END_ROW)
-        file = CheckpointFile(self._disk, self._delay, DELAY_ID)
+        file = CheckpointFile(self._disk, self._delay, self._own)
         clock: list[Value] = ["boot", 0, end_ms]
         mark: Payload = {"replay_offset": stop, "replay_crc32c": crc, "next_sequence": next_sequence, "epoch": 1}
         tables: Payload = {"hours": hours.tobytes(), "beside": b"", "outcomes": ends.tobytes()}
         counted: Payload = {"seals": [self._sealed, self._previous], "skipped": [], "dropped": []}
         counted["keep_from"] = self._keep_from
-        links: list[Value] = [[REALTIME_ID, end_ms, ""]]
+        links: list[Value] = [[self._taker, end_ms, ""]]
         times: Payload = {"appended_at_ms": end_ms, "clock": clock, "settled_ms": end_ms, "waits": "", "links": links}
         file.publish({**mark, **tables, **counted, **times}, end_ms)
         file.close()
-        file = CheckpointFile(self._disk, self._realtime, REALTIME_ID)
+        file = CheckpointFile(self._disk, self._realtime, self._taker)
         file.publish({"indexed_offset": self._target.durable, "clock": clock}, end_ms)
         file.close()
 
@@ -263,4 +268,4 @@ class DirectoryWriter:
 
     def _file(self, path: str, kind: FileKind, hour: int) -> Segment:
         self._disk.make_folder(path.rpartition("/")[0])
-        return create_segment(self._disk, path, FileHeader(kind, DELAY_ID, 0, hour, SENT_MS))
+        return create_segment(self._disk, path, FileHeader(kind, self._own, 0, hour, SENT_MS))

@@ -1,5 +1,6 @@
 """What the kernel says of a process: its memory, its CPU time, and what it wrote to the disk."""
 
+import contextlib
 import os
 import resource
 from pathlib import Path
@@ -27,19 +28,31 @@ def family_cpu_s() -> float:
     """Seconds of CPU time of this process and of all below it, such as a JVM and its workers, also of those that have
     ended and were waited for.
     """
-    parents: dict[int, tuple[int, float]] = {}
+    return sum(sum(map(int, words[11:15])) for words in _family().values()) / os.sysconf("SC_CLK_TCK")
+
+
+def workers_memory_bytes_max() -> int:
+    """The most memory that any of the processes below this one that run Spark's tasks ever had."""
+    peaks = [0]
+    for pid in _family():
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            peaks.append(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * KIB)
+    return max(peaks)
+
+
+def _family() -> dict[int, list[str]]:
+    """This process and all below it: the words of each one's status, which begin with its state and its parent."""
+    known: dict[int, list[str]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            words = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        parents[int(name)] = int(words[1]), sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
-    return sum(spent for pid, (_, spent) in parents.items() if _is_below(pid, parents))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has ended meanwhile.
+            known[int(name)] = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+    return {pid: words for pid, words in known.items() if _is_below(pid, known)}
 
 
-def _is_below(pid: int, parents: dict[int, tuple[int, float]]) -> bool:
-    while pid != os.getpid() and pid in parents:
-        pid = parents[pid][0]
+def _is_below(pid: int, known: dict[int, list[str]]) -> bool:
+    while pid != os.getpid() and pid in known:
+        pid = int(known[pid][1])
     return pid == os.getpid()
 
 

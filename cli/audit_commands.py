@@ -38,7 +38,7 @@ from delayd.reading.findings import (
     write_acceptance,
 )
 from delayd.reading.fleet import audit_fleet
-from delayd.reading.proved import encode_proved, proved_hours, read_proved
+from delayd.reading.proved import ProvedHours, encode_proved, proved_hours, read_proved
 from delayd.reading.seals import (
     SealReport,
     SealsReport,
@@ -217,6 +217,15 @@ _places_options = bundle(
 )
 
 
+_proved_option = click.option(
+    "--proved",
+    "proved_path",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Leave out sealed hours that FILE calls proved by an earlier audit, and add those that this one proves.",
+)
+
+
 @click.command(cls=Command)
 @_places_options
 @_terms
@@ -227,13 +236,7 @@ _places_options = bundle(
     metavar="HOUR",
     help="Audit this hour, and keep a signed note that an operator has looked into its findings and accepts them.",
 )
-@click.option(
-    "--proved",
-    "proved_path",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="Leave out sealed hours that FILE calls proved by an earlier audit, and add those that this one proves.",
-)
+@_proved_option
 @click.option("--by", metavar="NAME", help="Who accepts them.")
 @click.option("--reason", metavar="TEXT", help="Why they are accepted.")
 @yes_option
@@ -320,8 +323,7 @@ def audit(
         told = judged(report, secret_file, places.home)
         code = show_report(report, form, told, groups=groups)
         _write_page(page, report, told, hours)
-        if proved_file.is_wanted:
-            proved_file.write(encode_proved({**proved, **proved_hours(report)}))
+        _write_proved(proved_file, report, proved)
     if directories and report.total.unproven and all(life.role != Role.REALTIME for life in report.lives):
         sys.stdout.flush()
         click.echo(
@@ -340,6 +342,7 @@ def audit(
 @click.command("spark-audit", cls=Command)
 @_places_options
 @_terms
+@_proved_option
 @click.pass_obj
 def spark_audit(
     programs: Programs,
@@ -352,6 +355,7 @@ def spark_audit(
     groups: bool,
     secret_file: str | None,
     form: str,
+    proved_path: str | None,
 ) -> int:
     """Do the same as `delayd audit`, with Spark: each task audits some of the hours.
 
@@ -365,13 +369,16 @@ def spark_audit(
     $ delayd spark-audit /mnt/machine-a /mnt/machine-b s3://books/delayd
     """
     known = places.known()
-    with PageFile(page_path) as page:
+    proved = {} if proved_path is None else read_proved(proved_path)
+    with PageFile(page_path) as page, PageFile(proved_path) as proved_file:
         limits = {"late_ms_limit": late_limit // _MS, "lost_grace_ms": grace // _MS, "findings_limit": findings_limit}
         with _damage_on(page, places.paths):
-            report = with_absent(programs.spark_audit(*places.paths, hours=hours, **limits), known)
+            report = programs.spark_audit(*places.paths, hours=hours, proved=proved, **limits)
+        report = with_absent(report, known)
         told = judged(report, secret_file, places.home)
         code = show_report(report, form, told, groups=groups)
         _write_page(page, report, told, hours)
+        _write_proved(proved_file, report, proved)
     return code
 
 
@@ -387,6 +394,11 @@ def _damage_on(page: PageFile, places: Sequence[str]) -> Iterator[list[str]]:
 
             page.write(damage_page(places, time.time_ns() // 1_000_000, named or [error.message]))
         raise
+
+
+def _write_proved(file: PageFile, report: AuditReport, before: ProvedHours) -> None:
+    if file.is_wanted:
+        file.write(encode_proved({**before, **proved_hours(report)}))
 
 
 def _write_page(page: PageFile, report: AuditReport, told: AcceptanceWorth, hours: HourRange) -> None:

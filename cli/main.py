@@ -35,6 +35,7 @@ from .shared_options import examples
 
 if TYPE_CHECKING:
     from delayd.reading.books import AuditReport
+    from delayd.reading.proved import ProvedHours
 
     from .listing import Cell
 
@@ -78,7 +79,13 @@ class SparkAudit(Protocol):
     """Audits directories and archives in Spark; see `spark.session.audit`."""
 
     def __call__(
-        self, *places: str, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+        self,
+        *places: str,
+        hours: Container[int],
+        late_ms_limit: int,
+        lost_grace_ms: int,
+        findings_limit: int,
+        proved: "ProvedHours",
     ) -> "AuditReport": ...
 
 

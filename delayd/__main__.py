@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cli.listing import Cell
     from cli.main import Programs, ServerConfig, SparkAudit, SparkJob
     from delayd.reading.books import AuditReport
+    from delayd.reading.proved import ProvedHours
 
 # Nothing here multiplies matrices. numpy's library for that begins a thread for each core, and all of them look for
 # work for a while, just when a server starts.
@@ -69,12 +70,17 @@ def _server(load: Callable[[], ModuleType]) -> "Callable[[ServerConfig], int]":
 
 
 def _spark_audit(
-    *places: str, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+    *places: str,
+    hours: Container[int],
+    late_ms_limit: int,
+    lost_grace_ms: int,
+    findings_limit: int,
+    proved: "ProvedHours",
 ) -> "AuditReport":
     with _named_distribution():
         audit: SparkAudit = find("spark.session").audit
         terms = {"late_ms_limit": late_ms_limit, "lost_grace_ms": lost_grace_ms, "findings_limit": findings_limit}
-        return audit(*places, hours=hours, **terms)
+        return audit(*places, hours=hours, proved=proved, **terms)
 
 
 def _spark_job(

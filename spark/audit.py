@@ -44,6 +44,7 @@ from delayd.reading.findings import (
 )
 from delayd.reading.fleet import Fleet, plan_fleet
 from delayd.reading.plan import AuditPlan
+from delayd.reading.proved import ProvedHours
 from delayd.reading.subject_figures import FIGURES as SUBJECT_FIGURES
 from delayd.reading.subject_figures import SubjectFigures
 
@@ -130,6 +131,7 @@ def audit_data(
     lost_grace_ms: int,
     findings_limit: int | None,
     tasks: int | None = None,
+    proved: ProvedHours | None = None,
 ) -> AuditReport:
     """Audit directories and archives in a Spark session, as `delayd.reading.fleet.audit_fleet` does without one.
 
@@ -148,6 +150,7 @@ def audit_data(
         lost_grace_ms: a due message without an outcome is LOST only when it was due longer ago than this.
         findings_limit: how many findings to keep as rows, None for all; all are counted.
         tasks: how many tasks share the hours; None takes three for each core.
+        proved: sealed hours to leave out, by the digests of their seals; see `delayd.reading.proved`.
 
     Raises:
         BadArgument: ``tasks`` is below 1, or there is nothing to audit.
@@ -163,6 +166,7 @@ def audit_data(
             late_ms_limit=late_ms_limit,
             lost_grace_ms=lost_grace_ms,
             scan=scan_in(session),
+            proved=proved,
         )
         return collect_frame(session, fleet, findings_limit, tasks)
 

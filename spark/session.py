@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from delayd.errors import BadSetting
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import FINDINGS_LIMIT, AuditReport
+from delayd.reading.proved import ProvedHours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +48,7 @@ def audit(
     findings_limit: int | None = FINDINGS_LIMIT,
     master: str | None = MASTER,
     tasks: int | None = None,
+    proved: ProvedHours | None = None,
 ) -> AuditReport:
     """Audit data directories and archives in Spark, with the figures of `delayd.reading.fleet.audit_fleet`.
 
@@ -64,6 +66,7 @@ def audit(
         findings_limit: how many findings to keep as rows, None for all; all are counted.
         master: the Spark master, when there is no session yet; None leaves it to `spark-submit`.
         tasks: how many tasks share the hours; None takes three for each core of this machine.
+        proved: sealed hours to leave out, by the digests of their seals; see `delayd.reading.proved`.
 
     Raises:
         BadSetting: pyspark or Java is missing or too old.
@@ -74,7 +77,7 @@ def audit(
     from .audit import audit_data
 
     wall_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    return audit_data(session, places, wall_ms, hours, late_ms_limit, lost_grace_ms, findings_limit, tasks)
+    return audit_data(session, places, wall_ms, hours, late_ms_limit, lost_grace_ms, findings_limit, tasks, proved)
 
 
 def open_session(master: str | None) -> "SparkSession":

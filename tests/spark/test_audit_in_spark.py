@@ -1,5 +1,6 @@
 """An audit in Spark says what the audit without Spark says, figure by figure and finding by finding."""
 
+import json
 import pickle
 import shutil
 from collections.abc import Iterator, Sequence
@@ -92,6 +93,23 @@ def test_findings_that_are_accepted_are_so_in_spark_too(faulty: Books, tmp_path:
     elsewhere = ("--secret-file", str(tmp_path / "none"))
     numpy, spark = say("audit", *elsewhere), say("spark-audit", *elsewhere)
     assert numpy == spark and numpy.code == 3 and "can't be verified" in numpy.out
+
+
+def test_hours_that_an_earlier_audit_proved_are_left_out_in_spark_too(tmp_path: Path) -> None:
+    write_machines(tmp_path)
+    places = [str(tmp_path / place) for place in ("a", "b")]
+    now = datetime.fromtimestamp(ARCHIVED_NOW_MS / 1000, UTC)
+    files = {command: str(tmp_path / command) for command in ("audit", "spark-audit")}
+
+    def say(command: str) -> Ran:
+        with freeze_time(now, ignore=["pyspark", "py4j"]):
+            words = *places, "--format", "json", "--proved", files[command]
+            return run(command, *words, spark_audit=audit)
+
+    for left_out in (0, 3):
+        numpy, spark = say("audit"), say("spark-audit")
+        assert numpy == spark and json.loads(spark.out)["proved_before"] == left_out
+        assert Path(files["audit"]).read_text() == Path(files["spark-audit"]).read_text()
 
 
 def test_only_the_wanted_hours_are_audited_in_spark(faulty: Books) -> None:

@@ -20,7 +20,7 @@ def test_the_command_line_alone_loads_no_server_and_no_spark() -> None:
 
 
 def _audit(programs: Programs) -> int:
-    programs.spark_audit("data", hours=(), late_ms_limit=0, lost_grace_ms=0, findings_limit=0)
+    programs.spark_audit("data", hours=(), late_ms_limit=0, lost_grace_ms=0, findings_limit=0, proved={})
     return 0
 
 

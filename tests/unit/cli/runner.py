@@ -9,6 +9,7 @@ from cli import main as entry
 from cli.listing import Cell
 from cli.main import Programs, SparkAudit, SparkJob
 from delayd.reading.books import AuditReport
+from delayd.reading.proved import ProvedHours
 
 
 class Ran(NamedTuple):
@@ -20,7 +21,12 @@ class Ran(NamedTuple):
 
 
 def no_spark(
-    *places: str, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+    *places: str,
+    hours: Container[int],
+    late_ms_limit: int,
+    lost_grace_ms: int,
+    findings_limit: int,
+    proved: ProvedHours,
 ) -> AuditReport:
     """Stands for the Spark audit where none is wanted."""
     raise AssertionError(f"nobody asked for the Spark audit of {places}")

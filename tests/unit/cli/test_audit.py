@@ -11,6 +11,7 @@ import pytest
 from freezegun import freeze_time
 
 from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.proved import ProvedHours
 from tests.books import HOUR, START_MS, Books
 
 from .runner import Ran, run
@@ -124,7 +125,12 @@ def test_the_audit_in_spark_gets_the_same_terms_and_shows_the_same_report(books:
     asked: list[tuple[object, ...]] = []
 
     def audit(
-        *places: str, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+        *places: str,
+        hours: Container[int],
+        late_ms_limit: int,
+        lost_grace_ms: int,
+        findings_limit: int,
+        proved: ProvedHours,
     ) -> AuditReport:
         asked.append((*places, HOUR in hours, HOUR + 1 in hours, late_ms_limit, lost_grace_ms, findings_limit))
         return audit_directory(places[0], now_ms=START_MS + 1_800_000)
