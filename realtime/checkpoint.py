@@ -55,7 +55,6 @@ from .recovery import Recovered
 from .removal import keep_from
 from .subject_index import Index, Subject
 
-OFFSET_MAX = 1 << 63  # Above every offset.
 PAIRS_A_PIECE = 1_000  # Encoded between two calls of `give_way`, in some 2 ms.
 SYNC_FILES_MIN = 64  # From this many consume logs on, one syncfs costs less than a sync of each.
 # A checkpoint that was put off is tried again after this long at most: a full disk gets free when files are removed.
@@ -195,11 +194,6 @@ class Checkpointer:
                 self._index.changed(subject)
         for subject, damage in snapshot.damaged:
             self._index.damaged(subject, damage)
-
-
-def consume_parts(index: Index) -> list[ConsumePart]:
-    """Copy, for another thread, the entries that the consume logs lack, for all subjects that have changed."""
-    return [consume_part(index, subject, OFFSET_MAX) for subject in index.take_fresh()]
 
 
 def consume_part(index: Index, subject: Subject, stop: int) -> ConsumePart:

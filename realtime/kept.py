@@ -115,11 +115,6 @@ def encode_subject(subject: Subject, tail: ConsumeTail) -> Pair:
     return SUBJECT_PREFIX + subject.name.encode(), _pack(kept)
 
 
-def encode_group(group: Group) -> Pair:
-    """A group with everything that it holds."""
-    return encode_group_copy(group.copy())
-
-
 def encode_name(group: Group) -> Pair:
     """A group's names."""
     return NAME_PREFIX + _U32.pack(group.group_id), _pack({"subject": group.subject.name, "group": group.name})

@@ -124,7 +124,7 @@ def append_entries(
         file = _open_at(disk, place, tail, now_ms)
         unsynced.append(file)
         buffers, crc = _paged(place, tail, part)
-        file.pwritev(buffers, _position(tail.count))
+        file.pwritev(buffers, entry_position(tail.count))
         tail = ConsumeTail(tail.base, tail.count + len(part), crc, tail.first)
     return tail
 
@@ -148,7 +148,7 @@ def read_entries(
     try:
         data = segment.file.pread((last - first + 1) * PAGE_BYTES, FILE_HEADER_BYTES + first * PAGE_BYTES)
     except OSError as error:
-        raise read_error(segment.path, _position(sequence - base), error) from error
+        raise read_error(segment.path, entry_position(sequence - base), error) from error
     finally:
         segment.close()
     for page in range(first, last + 1):
@@ -302,10 +302,10 @@ def _open_at(disk: Disk, place: ConsumePlace, tail: ConsumeTail, now_ms: int) ->
         file = create_segment(disk, path, header).file
         if tail.count:
             # A log that was rebuilt begins within a segment: the bytes before its first entry are a hole.
-            file.truncate(_position(tail.count))
+            file.truncate(entry_position(tail.count))
         return file
     segment = _open(disk, place, tail.base, write=True)
-    end, size = _position(tail.count), segment.file.size()
+    end, size = entry_position(tail.count), segment.file.size()
     try:
         if size < end:
             raise DamagedData(path, size, f"the file ends {end - size} bytes early")
@@ -317,6 +317,7 @@ def _open_at(disk: Disk, place: ConsumePlace, tail: ConsumeTail, now_ms: int) ->
     return segment.file
 
 
-def _position(entry: int) -> int:
+def entry_position(entry: int) -> int:
+    """Where the entry with this number, counted from the beginning of its segment, stands in the file."""
     page, at = divmod(entry, PAGE_ENTRIES)
     return FILE_HEADER_BYTES + page * PAGE_BYTES + at * ENTRY_BYTES

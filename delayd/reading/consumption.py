@@ -19,13 +19,13 @@ from delayd.batch.columns import BatchKind, ColumnId, Int64s
 from delayd.batch.sequences import ROW_BITS
 from delayd.errors import BatchMalformed, DamagedData, DataError
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES, Entries
+from delayd.log.consume import Entries, entries_in, entries_of, entry_position
 from delayd.log.control import GroupCreated, GroupDeleted, GroupMoved, GroupSetBack, RetryDecided, decode_sound
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace
 from delayd.log.pull import PullOp, decode_rows
-from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
-from delayd.machine.disk import Disk, open_named
+from delayd.log.segment import FileKind, UnfinishedFile, open_segment
+from delayd.machine.disk import Disk
 from delayd.reading.files.directory import Directory
 from delayd.reading.files.row_arrays import Batches
 from delayd.reading.files.stored_groups import LogMoved, TornTail, log_size, read_log, segment_bases
@@ -45,7 +45,6 @@ ENTRY = np.dtype(
         ("at_ms", "<i8"),
     ]
 )
-PAGE_DTYPE = np.dtype([("entries", "<u8", PAGE_ENTRIES), ("crc32c", "<u4"), ("zero", "<u4")])
 SENT_BACK = 128  # The op of a row of a retry record, which is counted like an entry.
 _CONSUME_MAX = 1 << 62  # Above every consume sequence.
 FAULTS_TOLD = 100  # Faults of one realtime server that are reported; the others are not.
@@ -443,11 +442,10 @@ def _check(
     pieces: list[tuple[str, int, Entries]] = []  # Path, consume sequence of the first entry, entries.
     for name in sorted(each for each in disk.list_folder(folder) if each.endswith(".log")):
         path = f"{folder}/{name}"
-        segment = open_segment(disk, path, FileKind.CONSUME, directory.log_id, write=False)
-        segment.close()
-        if f"{segment.header.number:08}" != folder.rpartition("/")[2]:
-            return DamagedData(path, 0, f"its header says that it is of subject {segment.header.number}")
-        pieces.append((path, segment.header.base_offset, _entries(disk, path)))
+        with closing(open_segment(disk, path, FileKind.CONSUME, directory.log_id, write=False)) as segment:
+            if f"{segment.header.number:08}" != folder.rpartition("/")[2]:
+                return DamagedData(path, 0, f"its header says that it is of subject {segment.header.number}")
+            pieces.append((path, segment.header.base_offset, entries_in(segment)))
     if not pieces:
         return None
     path, base, _ = pieces[0]
@@ -464,7 +462,8 @@ def _check(
     if subject in of_subject:
         return DamagedData(path, 0, f"it holds messages of {index.subjects[subject]!r}, as {of_subject[subject]} does")
     of_subject[subject] = folder
-    expected = _rows_of(index.batches[index.batches["subject"] == subject])
+    own = index.batches[index.batches["subject"] == subject]
+    expected = entries_of(own["offset"], own["count"].astype(np.int64))
     begin = int(np.searchsorted(expected, entries[first]))
     if target.start == 0 and begin != base + first:
         return _wrong(pieces, first, f"it is message {begin} of its subject, and stands in place {base + first}")
@@ -479,28 +478,9 @@ def _check(
 def _wrong(pieces: list[tuple[str, int, Entries]], at: int, what: str) -> DamagedData:
     for path, base, entries in pieces:
         if at < len(entries):
-            position = FILE_HEADER_BYTES + at // PAGE_ENTRIES * PAGE_BYTES + at % PAGE_ENTRIES * ENTRY_BYTES
-            return DamagedData(path, position, f"the entry of consume sequence {base + at}: {what}")
+            return DamagedData(path, entry_position(at), f"the entry of consume sequence {base + at}: {what}")
         at -= len(entries)
     raise IndexError(at)
-
-
-def _entries(disk: Disk, path: str) -> Entries:
-    """All entries of a segment: those of its full pages, and those of the last one."""
-    with closing(open_named(disk, path)) as file:
-        data = file.pread(max(0, file.size() - FILE_HEADER_BYTES), FILE_HEADER_BYTES)
-    pages = np.frombuffer(data, PAGE_DTYPE, len(data) // PAGE_BYTES)
-    rest = data[pages.nbytes :]
-    last = np.frombuffer(rest, np.uint64, min(len(rest) // ENTRY_BYTES, PAGE_ENTRIES))
-    return np.concatenate((pages["entries"].ravel(), last))
-
-
-def _rows_of(batches: Batches) -> NDArray[np.uint64]:
-    """The entries of all rows of batches, which are by rising offset."""
-    counts = batches["count"].astype(np.int64)
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    rows = (np.arange(len(first)) - first).astype(np.uint64)
-    return (np.repeat(batches["offset"], counts) << np.uint64(ROW_BITS)) | rows
 
 
 def _subject_at(batches: Batches, offset: int) -> int | None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import BatchKind, ColumnId, Int64s
-from delayd.batch.labels import KEY, decode_headers, decode_tags, rows_with_tags
+from delayd.batch.labels import KEY, decode_headers, rows_with_tags
 from delayd.batch.sequences import find
 from delayd.errors import BadArgument, BadHeaders, DamagedData
 from delayd.hours import hour_of_ms, hours_of
@@ -36,7 +36,7 @@ from delayd.reading.files.directory import (
     take_what_is_there,
     was_removed,
 )
-from delayd.reading.files.items import first_key
+from delayd.reading.files.items import bodies_of, keys_of, packed_headers_of, tags_of
 from delayd.reading.files.origins import (
     NO_DECISIONS,
     LoggedDecisions,
@@ -573,7 +573,7 @@ class _PieceFinder:
                 rows, states = rows[kept], [states[at] for at in kept]
         self._count += len(rows)
         if self._search.with_rows and len(rows):
-            self._rows += _rows_of(held, rows, sequences, accepted, states, piece.directory.log_id, self._search)
+            self._rows += _rows_of(held.batch, rows, sequences, accepted, states, piece.directory.log_id, self._search)
 
     def _states(self, directory: Directory, sequences: UInt64s, hours: Int64s) -> list[str]:
         states = [PENDING] * len(sequences)
@@ -613,7 +613,7 @@ class _PieceFinder:
 
 
 def _rows_of(
-    held: HeldBatch,
+    batch: Batch,
     rows: Int64s,
     sequences: UInt64s,
     accepted: Int64s | int,
@@ -621,20 +621,9 @@ def _rows_of(
     log_id: int,
     search: Search,
 ) -> list[FoundRow]:
-    batch = held.batch
     names = [name.decode("ascii") for name in batch.subjects()] or [""]
     numbers = batch.uint32s(ColumnId.SUBJECT)[rows].tolist() if ColumnId.SUBJECT in batch else [0] * len(rows)
     taken = accepted[rows].tolist() if isinstance(accepted, np.ndarray) else [accepted] * len(rows)
-    bodies: list[bytes | None] = [None] * len(rows)
-    if search.with_bodies:
-        gone = batch.uint32s(ColumnId.BODY_LEFT_OUT)[rows] > 0 if ColumnId.BODY_LEFT_OUT in batch else None
-        bodies = list(_items(held, ColumnId.BODY_END, rows))
-        if gone is not None:
-            bodies = [None if left_out else body for body, left_out in zip(bodies, gone.tolist(), strict=True)]
-    packed = list(_items(held, ColumnId.HEADERS_END, rows))
-    own = (item.decode("utf-8", "backslashreplace") for item in _items(held, ColumnId.KEY_END, rows))
-    keys = [key or first_key(headers) for key, headers in zip(own, packed, strict=True)]
-    tags = [decode_tags(item) for item in _items(held, ColumnId.TAGS_END, rows)]
     has_origins = ColumnId.ORIGIN_SEQUENCE in batch
     origins = batch.uint64s(ColumnId.ORIGIN_SEQUENCE)[rows].tolist() if has_origins else [0] * len(rows)
     columns = (
@@ -642,23 +631,15 @@ def _rows_of(
         [names[number] for number in numbers],
         batch.int64s(ColumnId.DELIVER_AT_MS)[rows].tolist(),
         taken,
-        keys,
-        tags,
+        keys_of(batch, rows),
+        map(tuple, tags_of(batch, rows)),
         batch.body_bytes()[rows].tolist(),
         states,
-        bodies,
-        packed,
+        bodies_of(batch, rows) if search.with_bodies else [None] * len(rows),
+        packed_headers_of(batch, rows),
         origins,
     )
     return [FoundRow(log_id, *fields) for fields in zip(*columns, strict=True)]
-
-
-def _items(held: HeldBatch, column: ColumnId, rows: Int64s) -> list[bytes]:
-    if column not in held.batch:
-        return [b""] * len(rows)
-    starts, ends = held.items(column)
-    pairs = zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)
-    return [bytes(held.data[start:end]) for start, end in pairs]
 
 
 def _open(disk: Disk, piece: FilePiece) -> Segment:

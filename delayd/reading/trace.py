@@ -26,7 +26,7 @@ from delayd.errors import BadArgument, BadHeaders, BatchMalformed, DamagedData, 
 from delayd.hours import hour_name
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_gaps
-from delayd.log.consume import consume_place, read_unchecked
+from delayd.log.consume import consume_place, entry_position, read_unchecked
 from delayd.log.consume import segment_bases as consume_bases
 from delayd.log.control import (
     GroupBegins,
@@ -517,14 +517,9 @@ def _indexed(disk: Disk, target: Directory, entry: int) -> tuple[int, Step] | No
             at = np.flatnonzero(entries == np.uint64(entry))
             if len(at):
                 number = int(at[0])
-                step = Step("indexed", None, place.path(base), _entry_position(number), f"number {base + number}")
+                step = Step("indexed", None, place.path(base), entry_position(number), f"number {base + number}")
                 return base + number, step
     return None
-
-
-def _entry_position(number: int) -> int:
-    """Byte of an entry in a consume log: a page has 512 entries of 8 bytes and 8 bytes more."""
-    return FILE_HEADER_BYTES + number * 8 + number // 512 * 8
 
 
 class _Pulled:

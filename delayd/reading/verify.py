@@ -364,7 +364,7 @@ def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
     found.appended_at_ms, found.epoch = header.appended_at_ms, header.epoch
     found.groups += 1
     expected = BatchKind.CONTROL if header.kind == GroupKind.CONTROL else KINDS[FileKind(segment.header.kind)]
-    position, rows = segment.position(header.offset), 0
+    position, rows, stored = segment.position(header.offset), 0, list[tuple[int, Batch]]()
     try:
         for offset, batch in group.batches():
             position = segment.position(offset)
@@ -386,12 +386,13 @@ def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
                 _check_content(batch)
             if batch.kind == BatchKind.OUTCOME:
                 decode_outcomes([batch])
+            if batch.kind == BatchKind.DISPATCH:
+                stored.append((offset - header.offset, batch))
             found.batches += 1
             found.rows += 0 if batch.kind == BatchKind.CONTROL else batch.count
-        if segment.header.kind == FileKind.REALTIME and header.kind == GroupKind.DATA:
-            for offset, row in differing_rows(group):
-                position = segment.position(offset)
-                raise BatchMalformed(DIFFERS.format(row))
+        for begin, row in sorted(differing_rows(group.buffer, stored))[:1]:
+            position = segment.position(header.offset) + begin
+            raise BatchMalformed(DIFFERS.format(row))
     except CallerError as error:
         raise DamagedData(segment.path, position, error.message) from error
 

@@ -77,35 +77,41 @@ def _holds(batch: Batch, places: Int64s, sequences: UInt64s) -> bool:
     return np.array_equal(batch.uint64s(ColumnId.SEQUENCE)[places], sequences)
 
 
-def _keys(batch: Batch, places: Int64s) -> Iterator[str | None]:
-    own, packed = _bytes(batch, ColumnId.KEY_END, places), _bytes(batch, ColumnId.HEADERS_END, places)
+def keys_of(batch: Batch, places: Int64s) -> Iterator[str | None]:
+    """The keys of some rows of a batch; of a later life the one that its first life had, None where there is none."""
+    own, packed = bytes_of(batch, ColumnId.KEY_END, places), bytes_of(batch, ColumnId.HEADERS_END, places)
     for key, headers in zip(own, packed, strict=True):
         yield key.decode("utf-8", "backslashreplace") or first_key(headers)
 
 
-def _tags(batch: Batch, places: Int64s) -> Iterator[list[str]]:
-    return (list(decode_tags(item)) for item in _bytes(batch, ColumnId.TAGS_END, places))
+def tags_of(batch: Batch, places: Int64s) -> Iterator[list[str]]:
+    """The tags of some rows."""
+    return (list(decode_tags(item)) for item in bytes_of(batch, ColumnId.TAGS_END, places))
 
 
-def _packed_headers(batch: Batch, places: Int64s) -> list[bytes]:
-    return _bytes(batch, ColumnId.HEADERS_END, places)
+def packed_headers_of(batch: Batch, places: Int64s) -> list[bytes]:
+    """The headers of some rows as they were sent; empty where a message has none."""
+    return bytes_of(batch, ColumnId.HEADERS_END, places)
 
 
-def _headers(batch: Batch, places: Int64s) -> Iterator[list[tuple[str, bytes]]]:
-    for item in _packed_headers(batch, places):
+def headers_of(batch: Batch, places: Int64s) -> Iterator[list[tuple[str, bytes]]]:
+    """The headers of some rows, their values as bytes."""
+    for item in packed_headers_of(batch, places):
         headers = decode_headers(item).items()
         yield [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
 
 
-def _bodies(batch: Batch, places: Int64s) -> Iterator[bytes | None]:
-    bodies = _bytes(batch, ColumnId.BODY_END, places)
+def bodies_of(batch: Batch, places: Int64s) -> Iterator[bytes | None]:
+    """The bodies of some rows; None for one that its file has left out."""
+    bodies = bytes_of(batch, ColumnId.BODY_END, places)
     if ColumnId.BODY_LEFT_OUT not in batch:
         return iter(bodies)
     left_out = batch.uint32s(ColumnId.BODY_LEFT_OUT)[places].tolist()
     return (None if gone else body for gone, body in zip(left_out, bodies, strict=True))
 
 
-def _bytes(batch: Batch, column: ColumnId, places: Int64s) -> list[bytes]:
+def bytes_of(batch: Batch, column: ColumnId, places: Int64s) -> list[bytes]:
+    """The items of some rows in a region, as they stand; empty where the batch has no such region."""
     if column not in batch:
         return [b""] * len(places)
     heap, (starts, ends) = batch.heap, batch.region(column)
@@ -115,10 +121,10 @@ def _bytes(batch: Batch, column: ColumnId, places: Int64s) -> list[bytes]:
 
 # A key is null where there is none, a body where its file has left it out.
 ITEMS: Mapping[str, Callable[[Batch, Int64s], Iterable[object]]] = {
-    "key": _keys,
-    "tags": _tags,
-    "headers": _headers,
-    "body": _bodies,
+    "key": keys_of,
+    "tags": tags_of,
+    "headers": headers_of,
+    "body": bodies_of,
 }
 PACKED_HEADERS = "packed_headers"  # The headers of a row as its content hash covers them.
-READERS = {**ITEMS, PACKED_HEADERS: _packed_headers}
+READERS = {**ITEMS, PACKED_HEADERS: packed_headers_of}

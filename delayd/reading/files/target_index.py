@@ -29,7 +29,7 @@ from delayd.batch.names import SUBJECT_BYTES_MAX
 from delayd.errors import DamagedData
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import HelloHeard, decode_sound
-from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, content_position
+from delayd.log.group import HEADER, CommitGroup, GroupKind, content_position
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.machine.disk import Disk, File, open_named
@@ -417,25 +417,13 @@ class _Fronts:
             whole = (ends > 0) & (heap_at + 8 + ends <= sizes)
         if not whole.all():
             self._fail(segment_base, header.offset + int(begins[np.argmin(whole)]))
-        self._put(header, segment_base, fronts, (sizes, begins), (words, ((begins + heap_at) >> 3) + 1, ends))
-
-    def _put(
-        self,
-        header: GroupHeader,
-        segment_base: int,
-        fronts: UInt64s,
-        bounds: tuple[Int64s, Int64s],
-        names: tuple[UInt64s, Int64s, Int64s],
-    ) -> None:
-        """``bounds`` are the sizes and beginnings of batches; ``names`` the words, places and lengths of subjects."""
-        sizes, begins = bounds
-        too_long = names[2] > SUBJECT_BYTES_MAX
+        too_long = ends > SUBJECT_BYTES_MAX
         if too_long.any():
             self._fail(segment_base, header.offset + int(begins[np.argmax(too_long)]))
         self._fronts.append(fronts)
         self._offsets.append(begins + header.offset)
         self._sizes.append(sizes)
-        self._subjects.append(_names(*names))
+        self._subjects.append(_names(words, ((begins + heap_at) >> 3) + 1, ends))
         self._groups.append((len(sizes), segment_base, header.appended_at_ms))
         self._count += len(sizes)
 
