@@ -595,11 +595,10 @@ def _filed_batches(segment: Segment, part: PartOfHour, collector: Collector) -> 
 
 def _wanted_batches(group: Group, collector: Collector) -> Iterator[tuple[int, Batch]]:
     """The batches of a group; those of a large one without items, when the collector does without."""
-    if not isinstance(group, StoredGroup):
-        yield from group.batches()
-    elif collector.whole:
+    if isinstance(group, StoredGroup) and collector.whole:
         yield from group.whole_batches()
-    else:
-        for offset, batch in group.named_batches():
-            # The labels of rows are hashed, and nothing says what they are but the batch as a whole.
-            yield offset, group.whole(offset) if HAVE_LABELS.intersection(batch.offsets) else batch
+        return
+    for offset, batch in group.batches():
+        # The labels of rows are hashed, and nothing says what they are but the batch as a whole.
+        labelled = HAVE_LABELS.intersection(batch.offsets)
+        yield offset, whole_batch(group, offset, batch) if labelled else batch

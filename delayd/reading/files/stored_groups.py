@@ -218,7 +218,10 @@ class StoredGroup:
         return self.header.offset + self.header.total_bytes
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
-        """Yield each batch with its offset in the log; its columns are verified, its heap is not there."""
+        """Yield each batch with its offset in the log; its columns are verified, and of a SCHEDULE batch the subjects.
+
+        Behind the subjects its heap is not there.
+        """
         begin = content_position(len(self._sizes))
         for size in self._sizes:
             yield self.header.offset + begin, self._front(self._position + begin, size)
@@ -261,14 +264,7 @@ class StoredGroup:
         if malformed is not None:
             raise malformed
 
-    def named_batches(self) -> Iterator[tuple[int, Batch]]:
-        """As `batches`, with the subjects of SCHEDULE batches, verified."""
-        begin = content_position(len(self._sizes))
-        for size in self._sizes:
-            yield self.header.offset + begin, self._named(self._position + begin, size)
-            begin += size
-
-    def _named(self, position: int, size: int) -> Batch:
+    def _front(self, position: int, size: int) -> Batch:
         view = self._window.view(position, min(size, HEADER_BYTES))
         # Most tables are shorter than what is read here behind the columns.
         until = int.from_bytes(view[HEAP_OFFSET], "little") + SUBJECTS_BYTES
@@ -285,18 +281,6 @@ class StoredGroup:
                 raise BatchMalformed(f"it says {batch.total_bytes} bytes, its group {size}")
             if batch.kind == BatchKind.SCHEDULE:
                 batch.verify_subjects()
-        except BatchMalformed as error:
-            raise DamagedData(self._window.path, position, str(error)) from None
-        return batch
-
-    def _front(self, position: int, size: int) -> Batch:
-        front = self._window.view(position, min(size, HEADER_BYTES))
-        columns = int.from_bytes(front[HEAP_OFFSET], "little")
-        try:
-            batch = parse(self._window.view(position, min(size, max(columns, HEADER_BYTES))), front=True)
-            batch.verify_columns()
-            if batch.total_bytes != size:
-                raise BatchMalformed(f"it says {batch.total_bytes} bytes, its group {size}")
         except BatchMalformed as error:
             raise DamagedData(self._window.path, position, str(error)) from None
         return batch
