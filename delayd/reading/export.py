@@ -23,7 +23,18 @@ from delayd.reading.files.origins import MessageTail
 from delayd.reading.files.stored_groups import until_still
 from delayd.reading.findings import Finding
 from delayd.reading.plan import AuditedOrigin, AuditPlan, plan_audit, plan_hours
-from delayd.reading.tables import SUMS, TABLES, Columns, HourTables, TableKind, Types, Value, columns_of, count_rows
+from delayd.reading.tables import (
+    CONSUMPTION,
+    TABLES,
+    Columns,
+    HourTables,
+    TableKind,
+    Types,
+    Value,
+    columns_of,
+    consumption,
+    count_rows,
+)
 
 if TYPE_CHECKING:
     from delayd.reading.parquet import ParquetRows
@@ -39,7 +50,7 @@ FACTS: Mapping[str, Types] = {
     "skipped": {"log_id": "id", "first_sequence": "long", "count": "long"},
     "hour": {"log_id": "id", "hour": "string", "counted": "long", "dropped": "long"},
     "fault": {"log_id": "id", "hour": "string", "detail": "string"},
-    **{name: types for name, (types, _) in SUMS.items()},
+    "consumption": CONSUMPTION,
 }
 CSV_ROWS = 8_192  # Rows that are Python objects at a time.
 UNFINISHED = ".part"
@@ -187,7 +198,7 @@ def _facts(plan: AuditPlan, faults: Sequence[Finding], subject: str | None) -> d
         "fault": [(f"{fault.log_id:016x}", hour_name(fault.hour), fault.detail) for fault in faults],
     }
     columns = {name: columns_of(FACTS[name], listed) for name, listed in facts.items()}
-    return columns | {name: make(plan, subject) for name, (_, make) in SUMS.items()}
+    return columns | {"consumption": consumption(plan, subject)}
 
 
 @contextmanager

@@ -599,7 +599,3 @@ TABLES: dict[str, TableKind[HourTables]] = {
 # The tables that the logs of a delay server give without those of its targets.
 SCHEDULED: TableKind[LogTables] = TableKind(lambda tables: len(tables.schedule), {**SCHEDULE, **BECAME})
 DISPATCHED: TableKind[LogTables] = TableKind(lambda tables: len(tables.told), DISPATCH)
-# Tables with a row for each sum, which a plan holds already.
-SUMS: Mapping[str, tuple[Types, Callable[[AuditPlan, str | None], Columns]]] = {
-    "consumption": (CONSUMPTION, consumption),
-}

@@ -36,7 +36,7 @@ from delayd.reading.files.target_index import NO_INDEX, Chunk, LogPiece, scan_no
 from delayd.reading.findings import Finding
 from delayd.reading.plan import PART_ROWS_MAX, AuditedOrigin, AuditPlan, plan_audit
 from delayd.reading.seals import SealBook, sealed_facts
-from delayd.reading.tables import SUMS, TABLES, Columns, Value, columns_of
+from delayd.reading.tables import TABLES, Columns, Value, columns_of, consumption
 from delayd.reading.views.held import PlacedFile
 from delayd.reading.views.parts import (
     DAMAGED,
@@ -47,7 +47,17 @@ from delayd.reading.views.parts import (
     finding_row,
     hour_row,
 )
-from delayd.reading.views.query import AT_TARGETS, AUDITED, BY_LOG, FINDINGS, HOURS, SEAL_TYPES, SEALS, ViewQuery
+from delayd.reading.views.query import (
+    AT_TARGETS,
+    AUDITED,
+    BY_LOG,
+    FINDINGS,
+    GROUPS,
+    HOURS,
+    SEAL_TYPES,
+    SEALS,
+    ViewQuery,
+)
 
 READ_WHOLE = ("accepted", HOURS, FINDINGS)  # Views that compare the message log: a part reads that of its hours.
 
@@ -262,8 +272,8 @@ def _known_rows(
         yield columns_of(AUDITED[FINDINGS], [finding_row(each) for each in _totals(query, planned, stores)])
     elif planned is None:
         return
-    elif query.view in SUMS:
-        yield SUMS[query.view][1](planned.plan, None)
+    elif query.view == GROUPS:
+        yield consumption(planned.plan)
     elif query.view == HOURS and planned.damage:
         damage = [hour_row((log_id, 0), DAMAGED, what, None) for log_id, what in planned.damage]
         yield columns_of(AUDITED[HOURS], damage)

@@ -15,11 +15,11 @@ from delayd.reading.arrow import QUANTILE_NAMES, TYPES, to_arrow
 from delayd.reading.conditions import EVERY_HOUR, Condition
 from delayd.reading.files.items import ITEMS
 from delayd.reading.findings import COUNTS
-from delayd.reading.tables import SUMS, TABLES, Cells, Types
+from delayd.reading.tables import CONSUMPTION, TABLES, Cells, Types
 
 BATCH_ROWS = 65_536  # About 10 MB of Arrow.
 BODIES_ROWS = 4_096  # With bodies, of which each may have 4 MiB; most have less than 1 KiB.
-HOURS, FINDINGS, SEALS = "hours", "findings", "seals"
+HOURS, FINDINGS, SEALS, GROUPS = "hours", "findings", "seals", "consumption"
 AUDITED: dict[str, Types] = {
     HOURS: {
         "hour": "string",
@@ -49,7 +49,9 @@ SEAL_TYPES: Types = {
     **dict.fromkeys((*SEAL_LONGS, "due_min_ms", "due_max_ms", "tally_first", "tally_second"), "long"),
     **dict.fromkeys(("schedule_sha256", "outcomes_sha256", "previous_sha256", "sha256"), "string"),
 }
-VIEWS = (*TABLES, *AUDITED, SEALS, *SUMS)
+# Views whose rows a plan has already.
+PLANNED: dict[str, Types] = {SEALS: SEAL_TYPES, GROUPS: CONSUMPTION}
+VIEWS = (*TABLES, *AUDITED, *PLANNED)
 WITH_ITEMS = ("schedule", "lifecycle")  # Views whose rows can have the columns of ITEMS.
 AT_TARGETS = ("message", "lifecycle", HOURS, FINDINGS)  # Views that need rows of realtime message logs.
 BY_LOG = ("accepted", "decision")  # Views of message logs, which are not archived.
@@ -57,11 +59,7 @@ BY_LOG = ("accepted", "decision")  # Views of message logs, which are not archiv
 
 def types_of(view: str, items: Sequence[str] = ()) -> Types:
     """The columns of a view with their types, and behind them the items that are asked for."""
-    types = AUDITED.get(view)
-    if view in TABLES:
-        types = TABLES[view].types
-    elif types is None:
-        types = SEAL_TYPES if view == SEALS else SUMS[view][0]
+    types = TABLES[view].types if view in TABLES else (AUDITED | PLANNED)[view]
     return {**types, **{name: name for name in ITEMS if name in items}}
 
 
