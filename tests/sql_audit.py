@@ -1,10 +1,11 @@
-"""The audit by a third way: `examples/audit.sql` in DuckDB over an export, compared with what delayd's own audit says.
+"""The audit by a third way: SQL in DuckDB over an export or an archive, compared with what delayd's own audit says.
 
 Invariant: nothing here knows a rule of the audit; the SQL does, from the page, and shares no code with it.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from delayd.hours import hour_name
 from delayd.reading.books import AuditReport
 from delayd.reading.findings import QUANTILES, HourSummary
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "audit.sql"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SCRIPT, ARCHIVE = EXAMPLES / "audit.sql", EXAMPLES / "archive.sql"
 # What the SQL counts of each subject, of which only delayd has figures of findings.
 SUBJECT_FIGURES = (
     *("scheduled", "dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting"),
@@ -55,6 +57,17 @@ def audit_by_sql(folder: Path) -> SqlReport:
         columns,
         {row[0]: [*row[1:]] for row in subjects},
     )
+
+
+def audit_archive_by_sql(archive: Path, folder: Path) -> tuple[SqlReport, dict[HourKey, str]]:
+    """Audit an archive by its files alone, with tables in a new ``folder``; and the states of its seals."""
+    folder.mkdir()
+    with chdir(folder), duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute("set enable_progress_bar = false")
+        connection.execute(f"set variable archive = '{archive}'")
+        connection.execute(ARCHIVE.read_text())
+        states = connection.execute("select log_id, hour, state from seals").fetchall()
+    return audit_by_sql(folder), {(log_id, hour): state for log_id, hour, state in states}
 
 
 def differences(report: AuditReport, found: SqlReport) -> list[str]:

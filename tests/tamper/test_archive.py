@@ -1,17 +1,21 @@
 """Each lie about an archive is found and rightly named, and an honest archive has no finding."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.sql_audit import audit_archive_by_sql
 from tests.tamper.archived import Forger, honest_archive, sealed
 from tests.tamper.lies.archive import ArchiveLie, Tell, archive_lies, untold_of_archives
+from tests.tamper.three_ways import archive_sql_differences
 from tests.unit.cli.runner import run
 
 LIES = archive_lies()
 UNTOLD = untold_of_archives()
+SQL_EVERY = 15  # Each takes three seconds; `python -m tests.tamper.three_ways` compares all of them.
 
 
 @pytest.fixture
@@ -55,6 +59,19 @@ def test_there_are_more_than_eighty_of_them() -> None:
 def test_a_lie_about_an_archive_is_found_and_rightly_named(lie: ArchiveLie, forger: Forger) -> None:
     lie.tell(forger)
     assert names(said(forger.folder)) == lie.names
+
+
+@pytest.mark.parametrize("lie", LIES[::SQL_EVERY], ids=lambda lie: lie.name.replace(" ", "_"))
+def test_sql_says_of_a_lie_about_an_archive_what_numpy_says(lie: ArchiveLie, forger: Forger, tmp_path: Path) -> None:
+    lie.tell(forger)
+    assert archive_sql_differences(forger.folder, tmp_path / "books") == []
+
+
+def test_sql_alone_verifies_the_seals_of_an_honest_archive(tmp_path: Path) -> None:
+    assert archive_sql_differences(honest_archive(), tmp_path / "books") == []
+    report, seals = audit_archive_by_sql(honest_archive(), tmp_path / "again")
+    assert Counter(seals.values()) == {"verified": 5, "deleted": 5}
+    assert not {kind for *_, kind in report.findings} - {"LATE"}
 
 
 @pytest.mark.parametrize(("name", "tell"), UNTOLD, ids=[name.replace(" ", "_") for name, _ in UNTOLD])

@@ -156,9 +156,9 @@ def _of_schedules() -> Iterator[tuple[str, Tell, str]]:
     ]
     for name, change, names in edits:
         for thoroughly in (False, True):
-            how = "thoroughly " * thoroughly
+            how = ", thoroughly" * thoroughly
             yield (
-                f"a message of a {how}archived schedule {name}",
+                f"a message of an archived schedule {name}{how}",
                 _edit(schedule, change, thoroughly=thoroughly),
                 names + ("" if thoroughly else " BROKEN"),
             )
