@@ -434,14 +434,15 @@ def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:
 
 def _deleted_hours(disk: Disk, plan: AuditPlan, log_id: int, book: SealBook) -> Iterator[Finding]:
     """Compare seals of deleted hours, which are all that is left of them, with what targets still hold of these."""
-    batches = plan.index.batches[plan.index.batches["origin_log_id"] == np.uint64(log_id)]
-    hours = set(batches["hour"].tolist())
-    for facts in (seal.facts for seal in book.deleted()) if hours else ():
-        if facts.hour in hours:
-            rows = read_target_rows(disk, plan.index, batches[batches["hour"] == facts.hour])
-            if what := held_differs(tally(rows.sequence, rows.deliver_at_ms, rows.hashes()), facts):
-                what = f"hour {hour_name(facts.hour)} was removed: {what}"
-                yield conservation(facts.hour, log_id, what)
+    deleted = {seal.facts.hour: seal.facts for seal in book.deleted()}
+    batches = plan.index.batches
+    own = np.flatnonzero((batches["origin_log_id"] == np.uint64(log_id)) & np.isin(batches["hour"], list(deleted)))
+    hours = batches["hour"][own]
+    held = set(hours.tolist())
+    for hour in (hour for hour in deleted if hour in held):
+        rows = read_target_rows(disk, plan.index, batches[own[hours == hour]])
+        if what := held_differs(tally(rows.sequence, rows.deliver_at_ms, rows.hashes()), deleted[hour]):
+            yield conservation(hour, log_id, f"hour {hour_name(hour)} was removed: {what}")
 
 
 def _audit_part(

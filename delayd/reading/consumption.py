@@ -135,8 +135,9 @@ def beyond(consumption: Consumption, index: TargetIndex, number: int) -> Iterato
     target = index.targets[number]
     if target.start:
         return
-    own = index.batches[index.batches["target"] == number]
-    rows = np.bincount(own["subject"], own["count"], len(index.subjects)).astype(np.int64)
+    own = index.batches["target"] == number
+    subjects, counts = index.batches["subject"][own], index.batches["count"][own]
+    rows = np.bincount(subjects, counts, len(index.subjects)).astype(np.int64)
     had = dict(zip(index.subjects, rows.tolist(), strict=True))
     for subject, end in consumption.ends:
         if end > had.get(subject, 0):

@@ -69,15 +69,19 @@ def _gaps(disk: Disk, server: Directory) -> Iterator[Explanation]:
 
 def _sessions(origin: int, index: TargetIndex) -> Iterator[Explanation]:
     """Each hello of a delay server but its first at a target, from the last batch of the session before it on."""
-    own = index.batches[index.batches["origin_log_id"] == origin]
+    batches = index.batches
     for number, target in enumerate(index.targets):
-        batches = own[own["target"] == number]
-        epoch = 0
-        for hello in index.hellos.get((number, origin), ()):
-            before = int(np.searchsorted(batches["offset"], np.uint64(hello.offset)))
+        hellos = index.hellos.get((number, origin), ())
+        if not hellos:
+            continue
+        own = np.flatnonzero((batches["origin_log_id"] == origin) & (batches["target"] == number))
+        offsets, epoch = batches["offset"][own], 0
+        for hello in hellos:
+            before = int(np.searchsorted(offsets, np.uint64(hello.offset)))
             if before:
-                what = RESTARTED if hello.epoch != (epoch or int(batches["epoch"][before - 1])) else CONNECTED
-                since_ms = int(batches["appended_at_ms"][before - 1])
+                last = batches[own[before - 1]]
+                what = RESTARTED if hello.epoch != (epoch or int(last["epoch"])) else CONNECTED
+                since_ms = int(last["appended_at_ms"])
                 yield Explanation(what, Role.DELAY, origin, since_ms, hello.at_ms, target.log_id)
             epoch = hello.epoch
 

@@ -55,7 +55,7 @@ from delayd.reading.files.origins import (
     read_outcomes,
     read_tail,
 )
-from delayd.reading.files.row_arrays import Batches, RowCollector, ScheduleRows, Sorter, TargetRows
+from delayd.reading.files.row_arrays import Batches, Mask, RowCollector, ScheduleRows, Sorter, TargetRows
 from delayd.reading.files.stored_groups import TornTail, log_size
 from delayd.reading.files.target_index import Scan, TargetIndex, TargetIndexer, read_target_rows
 from delayd.reading.findings import HourKey, HourSummary, StoredAcceptance, read_acceptances
@@ -405,11 +405,11 @@ def plan_audit(
     deleted: dict[HourKey, int] = {}
     for directory, on_disk, dispatched, snapshot in zip(delays, listed, sizes, snapshots, strict=True):
         tail = read_tail(disk, snapshot, torn, hours, filed=scan is None, damage=damage)
-        own = index.batches[index.batches["origin_log_id"] == directory.log_id]
-        claimed_ms = int(own["claimed_at_ms"].max(initial=0))
+        own = index.batches["origin_log_id"] == directory.log_id
+        stored, claimed_ms = _rows_by_hour(index, own), int(index.batches["claimed_at_ms"][own].max(initial=0))
         lives.append(read_life(disk, directory, max(tail.last_appended_at_ms, claimed_ms), now_ms))
-        known, removed = _split_hours(disk, snapshot, on_disk, tail, own, lives[-1].until_ms)
-        deleted |= {(directory.log_id, hour): count for hour, count in _count_rows(own, removed).items()}
+        known, removed = _split_hours(disk, snapshot, on_disk, tail, stored, lives[-1].until_ms)
+        deleted |= {(directory.log_id, hour): rows for hour, rows in stored.items() if hour in removed}
         chosen = tuple(hour for hour in known if hours is None or hour in hours)
         spans = spans_of(snapshot.word, directory.log_id, index)
         explanations = read_explanations(disk, directory, realtimes, index)
@@ -478,17 +478,17 @@ def _split_hours(
     snapshot: ScheduleSnapshot,
     dispatched: Iterable[int],
     tail: MessageTail,
-    batches: Batches,
+    stored: Iterable[int],
     until_ms: int,
 ) -> tuple[list[int], set[int]]:
     """The hours of a delay server that there is anything to compare of, rising, and those that retention removed.
 
-    ``dispatched`` are those with a dispatch log, ``batches`` those of its rows at targets, ``until_ms`` is its last
+    ``dispatched`` are those with a dispatch log, ``stored`` those with rows at targets, ``until_ms`` is its last
     instant.
     """
     removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
     known = (set(snapshot.hours) | set(dispatched) | set(tail.unfiled.counts())) - removed
-    found = set(np.unique(batches["hour"]).tolist()) | tail.filed_hours
+    found = set(stored) | tail.filed_hours
     # An hour that is over and that its delay server does not know was removed by retention, which removes only
     # sealed hours: rows of it in targets and message log have nothing left to be compared with.
     unknown = {hour for hour in found - known if hour < hour_of_ms(until_ms)}
@@ -497,23 +497,21 @@ def _split_hours(
     return sorted((known | found) - removed), removed
 
 
-def _count_rows(batches: Batches, hours: set[int]) -> dict[int, int]:
-    """How many rows batches have of each of these hours; hours without any are left out."""
-    own = batches[np.isin(batches["hour"], list(hours))]
-    found, at = np.unique(own["hour"], return_inverse=True)
-    counts = np.zeros(len(found), np.int64)
-    np.add.at(counts, at, own["count"])
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+def _rows_by_hour(index: TargetIndex, which: Mask) -> dict[int, int]:
+    """How many rows some batches of an index have of each hour."""
+    hours = index.batches["hour"][which]
+    found = np.unique(hours)
+    rows = np.bincount(np.searchsorted(found, hours), index.batches["count"][which], len(found))
+    return dict(zip(found.tolist(), rows.astype(np.int64).tolist(), strict=True))
 
 
 def _strangers(index: TargetIndex, delays: Sequence[Directory], hours: Container[int] | None) -> dict[HourKey, int]:
     """Count the rows of delay servers that targets hold, and that nobody can compare with what was scheduled."""
-    unknown = index.batches[~np.isin(index.batches["origin_log_id"], [each.log_id for each in delays])]
+    origins = index.batches["origin_log_id"]
     found: dict[HourKey, int] = {}
-    for log_id in np.unique(unknown["origin_log_id"]).tolist():
-        own = unknown[unknown["origin_log_id"] == log_id]
-        wanted = {hour for hour in np.unique(own["hour"]).tolist() if hours is None or hour in hours}
-        found |= {(log_id, hour): rows for hour, rows in _count_rows(own, wanted).items()}
+    for log_id in set(np.unique(origins).tolist()) - {each.log_id for each in delays}:
+        rows = _rows_by_hour(index, origins == np.uint64(log_id))
+        found |= {(log_id, hour): count for hour, count in rows.items() if hours is None or hour in hours}
     return found
 
 
