@@ -30,9 +30,9 @@ select
     count(*) filter (where d.sequence is null) as undecided,
     count(*) filter (where d.target_offset <> m."offset" or d.claimed_at_ms <> m.claimed_at_ms) as differ,
     max(m.appended_at_ms - s.deliver_at_ms) as late_ms_max
-from 'schedule.parquet' s
-left join 'dispatch.parquet' d on (d.log_id, d.hour, d.sequence) = (s.log_id, s.hour, s.sequence)
-left join 'message.parquet' m on (m.origin, m.hour, m.sequence) = (s.log_id, s.hour, s.sequence)
+from 'schedule/*.parquet' s
+left join 'dispatch/*.parquet' d on (d.log_id, d.hour, d.sequence) = (s.log_id, s.hour, s.sequence)
+left join 'message/*.parquet' m on (m.origin, m.hour, m.sequence) = (s.log_id, s.hour, s.sequence)
 group by s.hour
 """
 CASES: dict[str, tuple[Shape, bool]] = {

@@ -337,7 +337,13 @@ TABLE_COLUMNS = columns("table rows:number")
 
 @click.command(cls=Command)
 @data_option
-@click.option("--out", type=click.Path(file_okay=False), required=True, metavar="FOLDER", help="A new or empty folder.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False),
+    required=True,
+    metavar="FOLDER",
+    help="A new folder, or an export to go on with.",
+)
 @click.option(
     "--format",
     "form",
@@ -349,9 +355,10 @@ TABLE_COLUMNS = columns("table rows:number")
 @hours_options
 @subject_option
 def export(data: str, out: str, form: str, hours: HourRange, subject: str | None) -> None:
-    """Write the logs as tables, one file each: schedule, dispatch, message, and what an audit of them needs.
+    """Write the logs as tables: schedule, dispatch, message, and what an audit of them needs.
 
-    The servers may run or not; a copy of their files will do, too. Bodies are not written.
+    The servers may run or not; a copy of their files will do, too. Bodies are not written. Run it again with the same
+    folder to add the hours that were sealed since; hours that are not sealed are written anew.
 
     $ delayd export --data /var/lib/delayd --out books --from -24h
     $ delayd export --data /var/lib/delayd --out books --format csv --subject orders.cancel
@@ -366,4 +373,4 @@ def export(data: str, out: str, form: str, hours: HourRange, subject: str | None
             subject=subject,
             progress=HourSteps(advance),
         )
-    show(TABLE_COLUMNS, ((f"{out}/{name}.{form}", count) for name, count in counts.items()), "table")
+    show(TABLE_COLUMNS, ((f"{out}/{name}", count) for name, count in counts.items()), "table")

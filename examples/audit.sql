@@ -6,17 +6,17 @@
 -- `totals`, `hours` (figures by delay server and hour), `subjects` (by subject, too), `findings` (a row for each thing
 -- that is wrong) and `consumption` (by group).
 
-create view accepted as from 'accepted.parquet';
-create view decision as from 'decision.parquet';
-create view schedule as from read_parquet('schedule.parquet', file_row_number = true);
-create view dispatch as from 'dispatch.parquet';
-create view message as from 'message.parquet';
+create view accepted as from 'accepted/*.parquet';
+create view decision as from 'decision/*.parquet';
+create view schedule as from read_parquet('schedule/*.parquet', file_row_number = true);
+create view dispatch as from 'dispatch/*.parquet';
+create view message as from 'message/*.parquet';
 create view span as from 'span.parquet';
 create view target as from 'target.parquet';
 create view terms as from 'terms.parquet';
 create view server as from 'server.parquet';
 create view skipped as from 'skipped.parquet';
-create view hour as from 'hour.parquet';
+create view hour as from 'hour/*.parquet';
 create view fault as from 'fault.parquet';
 
 -- Up to when what fell due was settled, for the subject or for all others. A row that stands twice is compared with the

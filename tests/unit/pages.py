@@ -311,7 +311,7 @@ def _states() -> Iterator[str]:
 def _columns() -> Iterator[str]:
     yield from ("| table | columns |", "|---|---|")
     kinds: dict[str, tables.Types] = {name: tables.TABLES[name].types for name in (*export.LOGS, "lifecycle")}
-    for table, types in (kinds | {**export.FACTS}).items():
+    for table, types in (kinds | {"hour": export.HOUR, **export.FACTS}).items():
         named = ((name, "" if kind == "long" else f" {kind}") for name, kind in types.items() if kind != "timestamp")
         yield f"| `{table}` | {', '.join(f'`{name}`{kind}' for name, kind in named)} |"
 

@@ -20,6 +20,6 @@ def test_an_export_lists_its_tables(tmp_path: Path) -> None:
         again = run(*options)
     assert ran.code == 0 and ran.err == ""
     rows = dict(line.split() for line in ran.out.splitlines() if line.startswith(str(out)))
-    assert rows[f"{out}/schedule.csv"] == rows[f"{out}/dispatch.csv"] == rows[f"{out}/message.csv"] == "1"
-    assert {path.name for path in out.iterdir()} == {Path(path).name for path in rows}
-    assert again.code == 2 and f"{out} is not empty" in again.err
+    assert rows[f"{out}/schedule"] == rows[f"{out}/dispatch"] == rows[f"{out}/message"] == "1"
+    assert {path.stem for path in out.iterdir()} == {Path(path).name for path in rows} | {"exported"}
+    assert again.code == 2 and f"{out} has an export of another format or subject" in again.err
