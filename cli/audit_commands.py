@@ -50,7 +50,7 @@ from delayd.secret import Secret
 
 from .hour_commands import EVERY_HOUR, HourRange, HourSteps, all_damage_named, hour_of_name, hours_options
 from .listing import Cell, Column, ColumnKind, columns, progress, show
-from .main import NOT_BALANCED, OK, Programs
+from .main import NOT_BALANCED, OK, USAGE, Programs
 from .page_file import PageFile
 from .shared_options import (
     Command,
@@ -436,7 +436,9 @@ def show_report(report: AuditReport, form: str, told: AcceptanceWorth = NOTHING_
                 click.echo("stopped server's, or a copied, state.lmdb/data.mdb has the name under name/NUMBER")
         for line in _verdict(report, told):
             click.echo(line)
-    return OK if report.balanced or report.is_accepted(told.found) else NOT_BALANCED
+    if not report.balanced and not report.is_accepted(told.found):
+        return NOT_BALANCED
+    return USAGE if report.refused else OK
 
 
 def _columns(hours: Sequence[Sequence[Cell]]) -> list[Column]:
@@ -554,6 +556,7 @@ def _as_json(report: AuditReport) -> dict[str, object]:
             for each in report.missing
         ],
         "doubled": list(report.doubled),
+        "refused": list(report.refused),
         "absent": [
             {"role": each.role, "log_id": f"{each.log_id:016x}", "address": each.address} for each in report.absent
         ],

@@ -107,6 +107,7 @@ class AuditReport:
     unnoted: tuple[str, ...] = ()  # Files of an archive whose archiver has not written their notes.
     missing: tuple[MissingServer, ...] = ()
     doubled: tuple[str, ...] = ()  # What was given twice, and is left out once.
+    refused: tuple[str, ...] = ()  # Places that a newer delayd wrote, and that are left out.
     proved_before: int = 0  # Sealed hours that were left out, because an earlier audit has proved them.
     absent: tuple[AbsentServer, ...] = ()  # What meta knows besides, if the caller has asked it.
 
@@ -158,6 +159,7 @@ class AuditReport:
             yield f"{self.proved_before:,} sealed hours were proved by an earlier audit, and are left out"
         yield from (each.sentence for each in self.absent)
         yield from (each.sentence for each in self.missing)
+        yield from self.refused
         yield from self.doubled
         for torn in self.torn:
             yield torn.sentence
@@ -281,6 +283,7 @@ class Collected:
             lost_grace_ms=plan.terms.lost_grace_ms,
             missing=missing_servers(summaries, plan),
             doubled=tuple(each.sentence for each in plan.doubled),
+            refused=plan.refused,
         )
 
 

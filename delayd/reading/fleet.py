@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from delayd.errors import BadArgument, NewerFormat
 from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.archive.store import is_archive, open_store
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
@@ -69,7 +70,8 @@ def audit_fleet(
 
     Raises:
         BadArgument: a place holds nothing to audit, or nothing says what was scheduled.
-        DamagedData, NewerFormat: a file of a data directory can't be read.
+        DamagedData: a file of a data directory can't be read.
+        NewerFormat: a newer delayd wrote the places, or so many of them that nothing says what was scheduled.
         BadSetting, ServerUnavailable: an archive can't be read.
     """
 
@@ -101,7 +103,38 @@ def plan_fleet(
     scan: Scan | None = None,
     proved: ProvedHours | None = None,
 ) -> "Fleet":
-    """Read the notes of archives, and then plan the audit of directories; see `plan_audit`."""
+    """Read the notes of archives, and then plan the audit of directories; see `plan_audit`.
+
+    A place that a newer delayd wrote is left out and named, as long as others say what was scheduled.
+    """
+    bounds, refused, left = (now_ms, hours, late_ms_limit, lost_grace_ms), dict[str, str](), tuple(places)
+    first: NewerFormat | None = None
+    while True:
+        try:
+            plan, tails, archives = _plan(disk, left, bounds, consumption, scan)
+        except NewerFormat as error:
+            newer = [place for place in left if error.path.startswith(f"{place.rstrip('/')}/")]
+            left = tuple(place for place in left if place not in newer)
+            if not newer or not left:
+                raise
+            refused |= {place: f"{place} is left out: {error.message}" for place in newer}
+            first = first or error
+        except BadArgument as error:
+            raise first or error from None
+        else:
+            plan = replace(plan, data=left, refused=tuple(refused.values()))
+            return Fleet(disk, plan, tails if scan is None else None, archives, proved or {})
+
+
+def _plan(
+    disk: Disk,
+    places: Sequence[str],
+    bounds: tuple[int, Container[int] | None, int, int],
+    consumption: bool,
+    scan: Scan | None,
+) -> "tuple[AuditPlan, list[MessageTail], ArchivedBooks | None]":
+    """Plan the audit of places that can all be read; ``bounds`` are the first arguments of `plan_audit`."""
+    now_ms, hours, late_ms_limit, lost_grace_ms = bounds
     directories = tuple(place for place in places if not is_archive(place))
     stores = [open_store(place) for place in places if is_archive(place)]
     archives = None
@@ -114,12 +147,10 @@ def plan_fleet(
     terms = AuditTerms(now_ms, late_ms_limit=late_ms_limit, lost_grace_ms=lost_grace_ms)
     plan, tails = AuditPlan((), NO_INDEX, terms), list[MessageTail]()
     if directories:
-        bounds = now_ms, hours, late_ms_limit, lost_grace_ms
         plan, tails = plan_audit(
             disk, directories, *bounds, consumption=consumption, scan=scan, need_schedule=not stores
         )
-    plan = replace(plan, data=tuple(places))
-    return Fleet(disk, plan, tails if scan is None else None, archives, proved or {})
+    return plan, tails, archives
 
 
 class Fleet:

@@ -244,6 +244,7 @@ class AuditPlan:
     doubled: tuple[DoubledServer, ...] = ()
     # Rows at targets of delay servers that are not here, by delay server and hour.
     strangers: Mapping[HourKey, int] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()  # Sentences on places that a newer delayd wrote.
 
     @property
     def hour_count(self) -> int:

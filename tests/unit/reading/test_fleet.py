@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from delayd.hours import hour_name
 from delayd.reading.archive.archiver import archive_directory
@@ -183,13 +184,41 @@ def test_a_half_copied_directory_is_named_with_all_that_is_damaged_there(a: str,
     assert ran.code == 3 and f"{b}/realtime/message" in ran.err and str(schedule) in ran.err
 
 
-def test_the_second_machine_with_a_newer_version_is_refused(a: str, b: str) -> None:
-    (segment,) = Path(b, "realtime", "message").glob("*.log")
-    data = bytearray(segment.read_bytes())
+def _of_newer_version(folder: str) -> Path:
+    """The first file of a message log; afterwards its header names another format version, and checks."""
+    path = next(Path(folder, "message").glob("*.log"))
+    data = bytearray(path.read_bytes())
     data[8:10] = (99).to_bytes(2, "little")
-    segment.write_bytes(data)
+    data[60:64] = crc32c(bytes(data[:60])).to_bytes(4, "little")
+    path.write_bytes(data)
+    return path
+
+
+def test_a_machine_of_a_newer_version_is_named_and_the_others_are_audited(a: str, b: str, store: FolderStore) -> None:
+    path = _of_newer_version(f"{b}/realtime")
+    code, told = said(a, b)
+    assert (code, told["places"], told["total"]["dispatched"], told["total"]["unproven"]) == (2, [a], 30, 30)
+    (sentence,) = told["refused"]
+    assert sentence.startswith(f"{b} is left out: {path} has format version 99 and this delayd reads up to 1")
+    assert [each["log_id"] for each in told["missing"]] == [f"{REALTIME_ID:016x}"], "what it would say is missed"
+    assert sentence in run("audit", a, b).out
+    # Without a schedule there is nothing to audit.
+    assert run("audit", b).code == run("audit", b, f"{a}/../nothing").code == 2
+    _of_newer_version(f"{a}/delay")
+    code, told = said(a, store.uri, b)
+    assert (code, told["places"], len(told["refused"]), told["total"]["scheduled"]) == (2, [store.uri], 2, 48)
     ran = run("audit", a, b)
-    assert ran.code in (2, 3) and str(segment) in ran.err
+    assert ran.code == 2 and "format version 99" in ran.err and not ran.out
+
+
+def test_an_archive_of_a_newer_version_is_named_and_the_directories_are_audited(
+    a: str, b: str, store: FolderStore
+) -> None:
+    note = Path(store.uri) / SCHEDULE_KEY.note
+    note.write_text(note.read_text().replace('"version": 1', '"version": 2'))
+    code, told = said(store.uri, a, b)
+    assert (code, told["places"], told["total"]["scheduled"], told["balanced"]) == (2, [a, b], 48, True)
+    assert [sentence.startswith(f"{store.uri} is left out: {note}") for sentence in told["refused"]] == [True]
 
 
 def test_hours_that_retention_removed_are_audited_from_the_archive(
