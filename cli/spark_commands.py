@@ -77,7 +77,8 @@ def job_options(command: Callback) -> Callback:
             default=STDOUT,
             show_default=True,
             metavar="FOLDER",
-            help="A new folder, or its URI, that receives the rows as Parquet; - shows them.",
+            help="A new folder, or its URI, that receives the rows as Parquet; a folder such as date=2026-11-27 is"
+            " replaced; - shows them.",
         ),
         hours_options,
         bundle("places", paths_of, *place_params),

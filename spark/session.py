@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,10 @@ DISTRIBUTIONS = ("pyspark", "pyarrow", "pandas")
 JAVA_MIN = 17  # What PySpark 4 is compiled for.
 INSTALL = "pip install 'delayd[spark]'"
 INSTALL_JAVA = f"install Java {JAVA_MIN}, or set JAVA_HOME to where it is"
+INSTALL_THERE = f"run {INSTALL} for it, or set PYSPARK_PYTHON to a Python of each worker that has it"
+# What a planner says that has found no module `pyspark_delayd`; and a task that could not import delayd, whose folder
+# for Spark is a package of its own in the repository, or what delayd needs.
+MISSING = re.compile(r"DATA_SOURCE_NOT_FOUND|No module named '(delayd|spark|numpy|pyarrow|pandas|msgpack|crc32c)\b")
 LOOPBACK = "127.0.0.1"
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -69,7 +74,7 @@ def audit(
         proved: sealed hours to leave out, by the digests of their seals; see `delayd.reading.proved`.
 
     Raises:
-        BadSetting: pyspark or Java is missing or too old.
+        BadSetting: pyspark or Java is missing or too old, or the workers lack delayd.
         BadArgument: there is nothing to audit.
         DataError: a file can't be read.
     """
@@ -77,7 +82,8 @@ def audit(
     from .audit import audit_data
 
     wall_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    return audit_data(session, places, wall_ms, hours, late_ms_limit, lost_grace_ms, findings_limit, tasks, proved)
+    with named_workers():
+        return audit_data(session, places, wall_ms, hours, late_ms_limit, lost_grace_ms, findings_limit, tasks, proved)
 
 
 def open_session(master: str | None) -> "SparkSession":
@@ -102,6 +108,23 @@ def open_session(master: str | None) -> "SparkSession":
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+@contextmanager
+def named_workers() -> Iterator[None]:
+    """Raise BadSetting, which says what to do, when a query fails because the workers' Python lacks delayd."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        missing = MISSING.search(str(error))
+        if missing is None:
+            raise
+        what = "delayd" if missing[1] in (None, "spark") else missing[1]
+        python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        raise BadSetting(f"Spark's workers run {python}, which lacks {what}: {INSTALL_THERE}") from None
 
 
 def check_spark() -> None:

@@ -5,6 +5,7 @@ runs, never before.
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from importlib import import_module
@@ -12,12 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayd.errors import BadArgument
 
-from ..session import MASTER, open_session
+from ..session import MASTER, named_workers, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # A variable that `spark-submit` sets; it has chosen the master.
+
+# A folder of such a name is a partition of a table, such as `lateness/date=2026-11-27`: a run writes all of it.
+PARTITION = re.compile(r"(^|/)[^/=]+=[^/=]+/?$")
 
 Cell = str | int | float | bool | None
 
@@ -61,23 +65,25 @@ def run(
     Args:
         job: a name of `JOBS`.
         data: data directories and archives, each of which all workers find under this path.
-        out: a path or URI of Spark's; None for the rows.
+        out: a path or URI of Spark's, which is replaced when it ends in NAME=VALUE, a partition; None for the rows.
         hours: the options ``from`` and ``to`` of the data source.
         settings: what the job's function takes besides frames.
         master: the Spark master; None takes that of `spark-submit`, or else one of this machine.
 
     Raises:
-        BadSetting: pyspark or Java is missing or too old.
-        BadArgument: the folder is there already.
+        BadSetting: pyspark or Java is missing or too old, or the workers lack delayd.
+        BadArgument: the folder is there already, and is no partition.
     """
     session = open_session(master or (None if SUBMITTED in os.environ else MASTER))
     from pyspark.errors import AnalysisException
 
-    frame = make(session, job, data, hours, settings)
+    with named_workers():
+        frame = make(session, job, data, hours, settings)
     if out is None:
         return _rows(frame)
     try:
-        frame.write.parquet(out)
+        with named_workers():
+            frame.write.mode("overwrite" if PARTITION.search(out) else "error").parquet(out)
     except AnalysisException as error:
         if error.getCondition() != "PATH_ALREADY_EXISTS":
             raise
@@ -103,8 +109,10 @@ def make(
 
 
 def _rows(frame: "DataFrame") -> Iterator[Sequence[Cell]]:
-    # `collect` would give instants in this machine's zone.
-    for row in frame.toArrow().to_pylist():
+    with named_workers():
+        # `collect` would give instants in this machine's zone.
+        table = frame.toArrow()
+    for row in table.to_pylist():
         yield [_cell(value) for value in row.values()]
 
 

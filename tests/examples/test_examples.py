@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from delayd.errors import BadSetting
 from spark.session import check_spark
 from tests.end_to_end.up_process import Up, is_running, up
+from tests.small_spark import environment
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -139,13 +140,14 @@ def test_the_notebook_runs_from_top_to_bottom_and_is_kept_without_outputs(server
 
 @pytest.mark.spark
 @pytest.mark.timeout(400)
-def test_spark_reads_the_logs_of_the_servers(servers: Up) -> None:
+def test_spark_reads_the_logs_of_the_servers(servers: Up, tmp_path: Path) -> None:
     try:
         check_spark()
     except BadSetting as error:
         pytest.skip(str(error))
     run(servers, *SMALL_BATCH)
-    process = start(servers, "python examples/spark_audit.py", "--data", str(servers.data), "--master", "local[1]")
+    words = "--data", str(servers.data), "--master", "local[1]"
+    process = start(servers, "python examples/spark_audit.py", *words, environment=environment(tmp_path))
     said, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert re.search(r"^\|million\.\w+ *\|2000 +\|2000 +\|", said, re.MULTILINE)
@@ -157,19 +159,25 @@ def run(servers: Up, command: str, *given: str, data: Path | None = None) -> lis
     return finish(start(servers, command, *given, *(() if data is None else ("--data", str(data)))))
 
 
-def start(servers: Up, command: str, *given: str) -> "subprocess.Popen[str]":
+def start(
+    servers: Up, command: str, *given: str, environment: Mapping[str, str] = os.environ
+) -> "subprocess.Popen[str]":
     """Start an example, from the repository as its README says."""
     assert command in COMMANDS
     python, program = command.split()
     assert python == "python"
-    return spawn(servers, [sys.executable, program, *given])
+    return spawn(servers, [sys.executable, program, *given], environment)
 
 
-def spawn(servers: Up, command: list[str]) -> "subprocess.Popen[str]":
+def spawn(servers: Up, command: list[str], environment: Mapping[str, str] = os.environ) -> "subprocess.Popen[str]":
     places = {"DELAYD_META": servers.meta, "DELAYD_DATA": str(servers.data)}
-    environment = {**os.environ, **places}
     return subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=REPOSITORY,
+        env={**environment, **places},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 

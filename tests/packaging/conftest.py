@@ -53,11 +53,12 @@ def requirements(metadata: Message, *extras: str) -> list[Requirement]:
     return [each for each in listed if applies(each, extras)]
 
 
-def make_environment(folder: Path, wheel: Path, required: list[Requirement]) -> Path:
-    """Install a wheel into a new environment, and link to what it requires, and what that requires."""
+def make_environment(folder: Path, wheel: Path | None, required: list[Requirement]) -> Path:
+    """Install a wheel, if any, into a new environment, and link to what it requires, and what that requires."""
     venv.create(folder, with_pip=False)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    run(sys.executable, "-m", "pip", "--python", str(folder), "install", "--no-deps", "--no-index", str(wheel))
+    if wheel is not None:
+        run(sys.executable, "-m", "pip", "--python", str(folder), "install", "--no-deps", "--no-index", str(wheel))
     done: set[str] = set()
     while required:
         each = required.pop()

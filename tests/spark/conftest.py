@@ -1,7 +1,4 @@
-"""One Spark session for all tests of this folder.
-
-Invariant: the session differs from a user's only in what makes small queries fast, and in nothing that they say.
-"""
+"""One Spark session for all tests of this folder."""
 
 import os
 from collections.abc import Iterator
@@ -14,18 +11,10 @@ from delayd.log.pull import PullEntry, PullOp
 from delayd.outcome import Outcome
 from spark.session import check_spark, open_session
 from tests.books import HOUR_MS, START_MS, Books, Row
+from tests.small_spark import JAVA, SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-# Tests end before the JVM's second compiler is done with anything, and have no garbage that needs a thread.
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
-SETTINGS = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "1",
-}
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +23,7 @@ def session() -> "Iterator[SparkSession]":
         check_spark()
     except BadSetting as error:
         pytest.skip(str(error))
-    os.environ["JDK_JAVA_OPTIONS"] = JVM
+    os.environ["JDK_JAVA_OPTIONS"] = JAVA
     session = open_session("local[1, 2]")  # A task that fails is run a second time.
     del os.environ["JDK_JAVA_OPTIONS"]
     for name, value in SETTINGS.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -24,9 +23,11 @@ from delayd.reading.books import audit_directory
 from spark.pipelines.anomalies import anomalies
 from spark.pipelines.run import JOBS, make
 from spark.pipelines.run import run as run_job
+from spark.session import audit
 from tests.end_to_end.up_process import up
-from tests.spark.conftest import JVM
+from tests.small_spark import environment
 from tests.unit.cli.runner import Ran, run
+from tests.unit.reading.archived import write_books
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -206,6 +207,32 @@ def test_consumers_says_what_a_group_gave_back_and_how_long_it_took(
     assert again.code == 2 and "out is there already: name a new folder" in again.err
 
 
+def test_each_night_is_archived_audited_and_written_as_a_partition_and_once_more_changes_nothing(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    write_books(tmp_path / "data").close()
+    (script,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    first, *lines = script.replace("s3://books/delayd", str(tmp_path / "books")).splitlines()
+    hours = "--from 2026-11-20T00:00Z --to 2026-11-21T00:00Z"
+    known = {"$books": f"{tmp_path}/books", "$day": "2026-11-20", "$hours": hours, "/lake": f"{tmp_path}/lake"}
+    known |= {name: f" {tmp_path}/{name[1:]}" for name in (" proved.", " audit-")}
+    known["/var/lib/delayd"] = f"{tmp_path}/data"
+    assert re.findall(r"(?:^| )(\w+)=", first) == ["day", "books", "hours"]
+    found: list[list[list[str]]] = []
+    for _ in range(2):
+        for line in lines:
+            words = line.removeprefix("delayd ")
+            for name, value in known.items():
+                words = words.replace(name, value)
+            ran = run(*shlex.split(words), spark_audit=audit, spark_job=run_job)
+            assert ran.code == 0, (line, ran.out, ran.err)
+        tables = [session.read.parquet(f"{tmp_path}/lake/{job}") for job in ("lateness", "consumers")]
+        assert all("date" in table.columns for table in tables)
+        found.append([sorted(map(str, table.collect())) for table in tables])
+    assert found[0] == found[1] and len(found[0][0]) > 1
+    assert "proved by an earlier audit" in (tmp_path / "audit-2026-11-20.html").read_text()
+
+
 def test_spark_submit_runs_a_job_on_the_master_that_it_was_given(fleet: Fleet, tmp_path: Path) -> None:
     settings = {"enabled": "true", "compress": "false", "dir": f"file:{tmp_path}"}
     events = [word for name, value in settings.items() for word in ("--conf", f"spark.eventLog.{name}={value}")]
@@ -216,8 +243,7 @@ def test_spark_submit_runs_a_job_on_the_master_that_it_was_given(fleet: Fleet, t
         *shlex.split("spark hot-instants --top 3 --format csv --data"),
         fleet.data,
     ]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JDK_JAVA_OPTIONS": JVM}
-    ran = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(words, env=environment(tmp_path), capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-2_000:]
     lines = ran.stdout.splitlines()
     begin = lines.index("second,messages,body_bytes,subjects,top_subject,top_messages")
