@@ -26,6 +26,7 @@ from delayd.reading.books import (
     seal_books,
 )
 from delayd.reading.files.origins import MessageTail
+from delayd.reading.files.row_arrays import NO_INT64S
 from delayd.reading.files.stored_groups import until_still
 from delayd.reading.files.target_index import NO_INDEX, Scan
 from delayd.reading.findings import HourKey, conservation
@@ -190,12 +191,12 @@ class Fleet:
         """The hours of archives, each with the targets whose logs are here and of which no archive has its rows."""
         if self._archives is None:
             return ()
-        from delayd.reading.archive.pieces import batches_by_hour, live_beside
+        from delayd.reading.archive.pieces import live_beside
 
         index = self.plan.index
-        batches, none = batches_by_hour(index), index.batches[:0]
+        places = index.by_hour()
         return [
-            replace(hour, live=live_beside(hour.archived, index, batches.get(hour.key, none)))
+            replace(hour, live=live_beside(hour.archived, index, places.get(hour.key, NO_INT64S)))
             for hour in self._archives.hours
         ]
 

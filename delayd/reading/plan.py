@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -55,9 +54,9 @@ from delayd.reading.files.origins import (
     read_outcomes,
     read_tail,
 )
-from delayd.reading.files.row_arrays import Batches, Mask, RowCollector, ScheduleRows, Sorter, TargetRows
+from delayd.reading.files.row_arrays import NO_INT64S, Batches, RowCollector, ScheduleRows, Sorter, TargetRows
 from delayd.reading.files.stored_groups import TornTail, log_size
-from delayd.reading.files.target_index import Scan, TargetIndex, TargetIndexer, read_target_rows
+from delayd.reading.files.target_index import HourPlaces, Scan, TargetIndex, TargetIndexer, read_target_rows
 from delayd.reading.findings import HourKey, HourSummary, StoredAcceptance, read_acceptances
 from delayd.reading.seals import sealed_facts
 
@@ -253,35 +252,14 @@ class AuditPlan:
     def split(self, parts: int) -> "list[AuditPlan]":
         """Deal the hours out to at most ``parts`` plans, each with only what its hours need."""
         every = [(number, hour) for number, origin in enumerate(self.origins) for hour in origin.hours]
-        parts = min(parts, len(every))
-        batches = self.index.batches
-        part_of = np.full(len(batches), parts, np.int64)  # The last one is of nobody.
-        first = 0
-        for origin in self.origins:
-            own = np.flatnonzero(batches["origin_log_id"] == origin.log_id)
-            hours = np.array(origin.hours, np.int64)  # Rising.
-            if len(hours):
-                filed = batches["hour"][own].astype(np.int64)
-                at = np.minimum(np.searchsorted(hours, filed), len(hours) - 1)
-                part_of[own] = np.where(hours[at] == filed, (first + at) % parts, parts)
-            first += len(hours)
-        order = np.argsort(part_of, kind="stable")
-        bounds = np.searchsorted(part_of[order], np.arange(parts + 1)).tolist()
-        return [
-            self._part(every[part::parts], batches[order[begin:end]])
-            for part, (begin, end) in enumerate(pairwise(bounds))
-        ]
+        parts, places = min(parts, len(every)), self.index.by_hour()
+        return [self.only(every[part::parts], places) for part in range(parts)]
 
-    def only(self, chosen: Sequence[tuple[int, int]]) -> "AuditPlan":
-        """The plan for some hours, each with the number of its origin, with only what these need."""
-        batches = self.index.batches
-        wanted = np.zeros(len(batches), np.bool_)
-        for number, origin in enumerate(self.origins):
-            hours = [hour for each, hour in chosen if each == number]
-            wanted |= (batches["origin_log_id"] == origin.log_id) & np.isin(batches["hour"], hours)
-        return self._part(chosen, batches[wanted])
+    def only(self, chosen: Sequence[tuple[int, int]], places: HourPlaces) -> "AuditPlan":
+        """The plan for some hours, each with the number of its origin, with only what these need.
 
-    def _part(self, chosen: Sequence[tuple[int, int]], batches: Batches) -> "AuditPlan":
+        ``places`` are those of all batches, as the index gives them.
+        """
         hours_of: list[list[int]] = [[] for _ in self.origins]
         for number, hour in chosen:
             hours_of[number].append(hour)
@@ -295,6 +273,8 @@ class AuditPlan:
             )
             sizes = {hour: origin.dispatch_sizes[hour] for hour in hours if hour in origin.dispatch_sizes}
             origins.append(AuditedOrigin(own, sizes, origin.terms, tuple(hours), dropped=origin.dropped))
+        keys = dict.fromkeys((self.origins[number].log_id, hour) for number, hour in chosen)
+        batches = self.index.batches[np.concatenate([NO_INT64S, *(places[key] for key in keys if key in places)])]
         # What is known of the index's faults is the driver's to tell.
         index = replace(self.index, batches=batches, faults=(), hellos={})
         return AuditPlan(tuple(origins), index, self.terms)
@@ -404,10 +384,12 @@ def plan_audit(
     origins: list[AuditedOrigin] = []
     tails: list[MessageTail] = []
     deleted: dict[HourKey, int] = {}
+    held, ours = index.rows_by_hour(), {directory.log_id for directory in delays}
     for directory, on_disk, dispatched, snapshot in zip(delays, listed, sizes, snapshots, strict=True):
         tail = read_tail(disk, snapshot, torn, hours, filed=scan is None, damage=damage)
         own = index.batches["origin_log_id"] == directory.log_id
-        stored, claimed_ms = _rows_by_hour(index, own), int(index.batches["claimed_at_ms"][own].max(initial=0))
+        claimed_ms = int(index.batches["claimed_at_ms"][own].max(initial=0))
+        stored = {hour: rows for (log_id, hour), rows in held.items() if log_id == directory.log_id}
         lives.append(read_life(disk, directory, max(tail.last_appended_at_ms, claimed_ms), now_ms))
         known, removed = _split_hours(disk, snapshot, on_disk, tail, stored, lives[-1].until_ms)
         deleted |= {(directory.log_id, hour): rows for hour, rows in stored.items() if hour in removed}
@@ -431,7 +413,7 @@ def plan_audit(
         data=data,
         deleted=deleted,
         doubled=doubled,
-        strangers=_strangers(index, delays, hours),
+        strangers={key: held[key] for key in held if key[0] not in ours and (hours is None or key[1] in hours)},
     )
     return plan, tails
 
@@ -498,24 +480,6 @@ def _split_hours(
     return sorted((known | found) - removed), removed
 
 
-def _rows_by_hour(index: TargetIndex, which: Mask) -> dict[int, int]:
-    """How many rows some batches of an index have of each hour."""
-    hours = index.batches["hour"][which]
-    found = np.unique(hours)
-    rows = np.bincount(np.searchsorted(found, hours), index.batches["count"][which], len(found))
-    return dict(zip(found.tolist(), rows.astype(np.int64).tolist(), strict=True))
-
-
-def _strangers(index: TargetIndex, delays: Sequence[Directory], hours: Container[int] | None) -> dict[HourKey, int]:
-    """Count the rows of delay servers that targets hold, and that nobody can compare with what was scheduled."""
-    origins = index.batches["origin_log_id"]
-    found: dict[HourKey, int] = {}
-    for log_id in set(np.unique(origins).tolist()) - {each.log_id for each in delays}:
-        rows = _rows_by_hour(index, origins == np.uint64(log_id))
-        found |= {(log_id, hour): count for hour, count in rows.items() if hours is None or hour in hours}
-    return found
-
-
 def missing_servers(hours: Sequence[HourSummary], plan: AuditPlan) -> tuple[MissingServer, ...]:
     """The servers whose directories would show more of some rows of these hours, by role and log_id."""
     here = {
@@ -550,15 +514,12 @@ def plan_hours(
     Unless ``whole`` bodies in schedule logs are neither read nor verified. Their schedule sides have rows of ``wanted``
     subjects only; None: all.
     """
-    batches = plan.index.batches
+    places = plan.index.by_hour()
     for number, origin in enumerate(plan.origins):
-        own = np.flatnonzero(batches["origin_log_id"] == origin.snapshot.directory.log_id)
-        own = own[np.argsort(batches["hour"][own], kind="stable")]
-        filed = batches["hour"][own]
         tail = _Tail(disk, origin, tails[number] if tails else None)
         for hour in origin.hours:
-            first, until = np.searchsorted(filed, [hour, hour + 1])
-            books = HourBooks(disk, origin, hour, tail, plan.index, batches[own[first:until]])
+            batches = plan.index.at(places.get((origin.log_id, hour), NO_INT64S))
+            books = HourBooks(disk, origin, hour, tail, plan.index, batches)
             yield replace(books, whole=whole, wanted=wanted)
 
 

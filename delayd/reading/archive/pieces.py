@@ -5,11 +5,11 @@ Importing it needs pyarrow.
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from delayd.batch.columns import Int64s
 from delayd.errors import DamagedData
 from delayd.log.hour import NO_OUTCOMES, OutcomeRows, Seal, SealFacts
 from delayd.machine.disk import RealDisk
@@ -20,7 +20,6 @@ from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.audit import AuditTerms, FiledByLog, audit_hour
 from delayd.reading.files.row_arrays import (
     BATCH,
-    Batches,
     RowCollector,
     ScheduleRows,
     Sorter,
@@ -29,7 +28,7 @@ from delayd.reading.files.row_arrays import (
     TargetRows,
 )
 from delayd.reading.files.target_index import TargetIndex, read_target_rows
-from delayd.reading.findings import Findings, HourKey, HourSummary
+from delayd.reading.findings import Findings, HourSummary
 from delayd.reading.seals import SealCheck
 from delayd.reading.tables import SealedRows
 
@@ -130,23 +129,12 @@ def live_rows(live: TargetIndex) -> Iterator[HeldRows]:
         yield HeldRows(target, (replace(Sorter().stored(each), targets=(target,)) for each in found))
 
 
-def batches_by_hour(index: TargetIndex) -> dict[HourKey, Batches]:
-    """The batches of an index by delay server and hour, each in the order of the index."""
-    batches = index.batches
-    batches = batches[np.lexsort((batches["hour"], batches["origin_log_id"]))]
-    begins = np.ones(len(batches), np.bool_)
-    begins[1:] = batches["hour"][1:] != batches["hour"][:-1]
-    begins[1:] |= batches["origin_log_id"][1:] != batches["origin_log_id"][:-1]
-    bounds = [*np.flatnonzero(begins).tolist(), len(batches)]
-    parts = [batches[first:until] for first, until in pairwise(bounds)]
-    return {(int(part["origin_log_id"][0]), int(part["hour"][0])): part for part in parts}
-
-
-def live_beside(archived: Container[int], index: TargetIndex, batches: Batches) -> TargetIndex:
+def live_beside(archived: Container[int], index: TargetIndex, places: Int64s) -> TargetIndex:
     """The targets of an index of which no archive has a file of an hour, with those of its batches that they hold.
 
-    ``archived`` are the targets by log_id of which one has.
+    ``archived`` are the targets by log_id of which one has, ``places`` those of the hour's batches.
     """
+    batches = index.at(places)
     numbers = [number for number, target in enumerate(index.targets) if target.log_id not in archived]
     own = batches[np.isin(batches["target"], numbers)]
     own["target"] = np.searchsorted(numbers, own["target"])

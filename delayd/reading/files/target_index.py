@@ -120,6 +120,10 @@ class LoggedHello(NamedTuple):
     at_ms: int
 
 
+HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoch.
+HourPlaces = Mapping[HourOf, Int64s]  # Where its batches stand in an index, rising.
+
+
 @dataclass(frozen=True, slots=True)
 class TargetIndex:
     """All handed-over batches of some realtime logs, in order of target and offset."""
@@ -131,6 +135,29 @@ class TargetIndex:
     faults: tuple[tuple[int, str], ...] = ()  # By log_id of the target: where its log does not follow (rule S5).
     # By target and log_id of the delay server: all hellos of the kept log, in its order.
     hellos: Mapping[tuple[int, int], Sequence[LoggedHello]] = field(default_factory=dict)
+
+    def by_hour(self) -> dict[HourOf, Int64s]:
+        """The places of the batches of each delay server and hour, in the order of the index."""
+        hours, origins = self.batches["hour"], self.batches["origin_log_id"]
+        order = np.lexsort((hours, origins))
+        if not len(order):
+            return {}
+        hours, origins = hours[order], origins[order]
+        changes = (hours[1:] != hours[:-1]) | (origins[1:] != origins[:-1])
+        bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(order)]
+        keys = zip(origins[bounds[:-1]].tolist(), hours[bounds[:-1]].tolist(), strict=True)
+        return {key: order[first:until] for key, (first, until) in zip(keys, pairwise(bounds), strict=True)}
+
+    def rows_by_hour(self) -> dict[HourOf, int]:
+        """How many rows the targets hold of each delay server and hour."""
+        counts = self.batches["count"]
+        return {key: int(counts[places].sum(dtype=np.int64)) for key, places in self.by_hour().items()}
+
+    def at(self, places: Int64s) -> Batches:
+        """The batches at rising places; those that lie behind each other are not copied."""
+        if len(places) and int(places[-1] - places[0]) == len(places) - 1:
+            return self.batches[int(places[0]) : int(places[-1]) + 1]
+        return self.batches[places]
 
 
 NO_INDEX = TargetIndex((), np.empty(0, BATCH), (), ())

@@ -24,15 +24,24 @@ from delayd.log.hour import Seal, dispatch_path, schedule_path
 from delayd.machine.disk import RealDisk
 from delayd.reading.archive.archive_audit import ArchivedBooks
 from delayd.reading.archive.notes import MESSAGE, NOTES, SCHEDULE, ArchivedKey, Note, key_of_note
-from delayd.reading.archive.pieces import batches_by_hour, fetch_note, live_beside, seal_of
+from delayd.reading.archive.pieces import fetch_note, live_beside, seal_of
 from delayd.reading.archive.store import ArchiveStore, is_archive, open_store
 from delayd.reading.audit import AuditTerms, Span, Spans
 from delayd.reading.books import plan_faults, seal_books
 from delayd.reading.conditions import common_hours, due_ms_max
 from delayd.reading.files.directory import Role, find_directories, take_snapshot
 from delayd.reading.files.origins import HourRows, LoggedDecisions, MessageTail
+from delayd.reading.files.row_arrays import NO_INT64S
 from delayd.reading.files.stored_groups import until_still
-from delayd.reading.files.target_index import NO_INDEX, Chunk, LogPiece, scan_nothing, scan_piece
+from delayd.reading.files.target_index import (
+    NO_INDEX,
+    Chunk,
+    HourPlaces,
+    LogPiece,
+    TargetIndex,
+    scan_nothing,
+    scan_piece,
+)
 from delayd.reading.findings import Finding
 from delayd.reading.plan import PART_ROWS_MAX, AuditedOrigin, AuditPlan, plan_audit
 from delayd.reading.seals import SealBook, sealed_facts
@@ -106,11 +115,14 @@ def plan_view(query: ViewQuery, places: Sequence[str], tasks: int, now_ms: int) 
         return [ViewPart(query, rows=rows)]
     archived = {} if query.view in BY_LOG else _archived_hours(query, stores, now_ms)
     shares = [] if planned is None else list(_shares(query, planned, archived, tasks))
-    units: list[Share | ArchivedHour] = [*sorted(shares, key=lambda share: -share.rows), *_beside(planned, archived)]
+    index = NO_INDEX if planned is None else planned.plan.index
+    by_hour = index.by_hour()
+    beside = _beside(index, by_hour, archived)
+    units: list[Share | ArchivedHour] = [*sorted(shares, key=lambda share: -share.rows), *beside]
     dealt: list[list[Share | ArchivedHour]] = [[] for _ in range(tasks)]
     for number, unit in enumerate(units):
         dealt[number % tasks].append(unit)
-    parts = [_part(query, planned, units) for units in dealt if units]
+    parts = [_part(query, planned, by_hour, units) for units in dealt if units]
     return [ViewPart(query, rows=rows), *parts] if rows else parts
 
 
@@ -173,12 +185,10 @@ def _archived_hours(query: ViewQuery, stores: Sequence[ArchiveStore], now_ms: in
     return {hour: ArchivedHour(file, tuple(messages.get(hour, {}).values()), terms) for hour, file in schedules.items()}
 
 
-def _beside(planned: PlannedDirectories | None, archived: Mapping[HourOf, ArchivedHour]) -> Iterator[ArchivedHour]:
+def _beside(index: TargetIndex, places: HourPlaces, archived: Mapping[HourOf, ArchivedHour]) -> Iterator[ArchivedHour]:
     """The hours of archives, with what targets hold whose logs are here and of which no archive has a file."""
-    index = NO_INDEX if planned is None else planned.plan.index
-    batches, none = batches_by_hour(index), index.batches[:0]
     for key, hour in archived.items():
-        live = live_beside({file.key.log_id for file in hour.messages}, index, batches.get(key, none))
+        live = live_beside({file.key.log_id for file in hour.messages}, index, places.get(key, NO_INT64S))
         yield replace(hour, live=live)
 
 
@@ -227,14 +237,14 @@ def _lacking_hours(query: ViewQuery, plan: AuditPlan, origin: AuditedOrigin) -> 
     """Sealed hours of which the realtime logs have fewer rows than were handed over, or might have been."""
     if query.view not in AT_TARGETS:
         return set()
-    own = plan.index.batches[plan.index.batches["origin_log_id"] == origin.log_id]
-    hours, at = np.unique(own["hour"], return_inverse=True)
-    rows = dict(zip(hours.tolist(), np.bincount(at, own["count"], len(hours)).tolist(), strict=True))
-    sealed = sealed_facts(RealDisk(), origin.snapshot)
-    return {hour for hour, facts in sealed.items() if rows.get(hour, 0) < facts.dispatched + facts.in_doubt}
+    rows, sealed = plan.index.rows_by_hour(), sealed_facts(RealDisk(), origin.snapshot)
+    handed_over = {hour: facts.dispatched + facts.in_doubt for hour, facts in sealed.items()}
+    return {hour for hour, count in handed_over.items() if rows.get((origin.log_id, hour), 0) < count}
 
 
-def _part(query: ViewQuery, planned: PlannedDirectories | None, units: Sequence[Share | ArchivedHour]) -> ViewPart:
+def _part(
+    query: ViewQuery, planned: PlannedDirectories | None, places: HourPlaces, units: Sequence[Share | ArchivedHour]
+) -> ViewPart:
     archived = tuple(unit for unit in units if isinstance(unit, ArchivedHour))
     shares = sorted(unit for unit in units if isinstance(unit, Share))
     if planned is None or not shares:
@@ -248,7 +258,7 @@ def _part(query: ViewQuery, planned: PlannedDirectories | None, units: Sequence[
         tails = tuple(map(_tail_of, planned.tails, asked))
     damaged = {key: what for key, what in planned.damaged.items() if key in read}
     held = {(origins[each.origin].log_id, each.hour): each.held for each in shares if each.held}
-    return ViewPart(query, DirectoryHours(planned.plan.only(chosen), tails, read, damaged, held), archived)
+    return ViewPart(query, DirectoryHours(planned.plan.only(chosen, places), tails, read, damaged, held), archived)
 
 
 def _tail_of(tail: MessageTail, hours: Sequence[int]) -> MessageTail:
