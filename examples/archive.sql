@@ -1,7 +1,7 @@
 -- The tables of an export, made of an archive by the rules of docs/archive.md and without a line of delayd's code: so
 -- examples/audit.sql audits the archive alone. And the table `seals`, each compared with the rows of its hour:
 --
---     mkdir books && cd books
+--     mkdir -p books/{accepted,decision,schedule,dispatch,message,hour} && cd books
 --     (echo "set variable archive = '/srv/archive';"; cat PATH/examples/archive.sql PATH/examples/audit.sql
 --      echo "from totals; from seals; from findings order by all limit 100;") | duckdb
 --
@@ -92,7 +92,7 @@ create temp table readable as
 select
     a.*,
     m.num_rows = a.rows and coalesce(f.said['delayd.start_offset'], '0') = a.start_offset::varchar as is_counted,
-    f.said['delayd.version'] = '1' and f.said['delayd.table'] = a.kind and f.said['delayd.hour'] = a.hour
+    f.said['delayd.version'] in ('1', '2') and f.said['delayd.table'] = a.kind and f.said['delayd.hour'] = a.hour
         and f.said['delayd.log_id'] = a.log_id and f.said['delayd.origin'] = a.origin as is_itself
 from archived a
 left join parquet_file_metadata(getvariable('files')) m on m.file_name = a.filename
@@ -101,15 +101,20 @@ set variable schedules = (select list(filename) from readable where kind = 'sche
 set variable messages = (select list(filename) from readable where kind = 'message' and is_counted);
 
 create temp table archived_schedule as
-select r.path, r.log_id, r.hour, s.* exclude (filename, day, hour, server)
-from read_parquet(getvariable('schedules'), filename = true, file_row_number = true, hive_partitioning = true) s
+select
+    r.path, r.log_id, r.hour, file_row_number, sequence, subject, deliver_at_ms, appended_at_ms, expires_at_ms,
+    body_bytes, content_hash, labels_hash, left_out, outcome, reason, other_sequence, target, claimed_at_ms,
+    target_appended_at_ms, target_offset, epoch, batch_id, attempt, outcome_content_hash
+from read_parquet(
+    getvariable('schedules'), filename = true, file_row_number = true, hive_partitioning = false, union_by_name = true
+)
 join readable r using (filename);
 create temp table archived_message as
-select r.path, r.log_id, r.origin, r.hour, m.* exclude (filename, day, hour, server)
-from read_parquet(getvariable('messages'), filename = true, file_row_number = true, hive_partitioning = true) m
+select r.path, r.log_id, r.origin, r.hour, m.* exclude (filename)
+from read_parquet(getvariable('messages'), filename = true, file_row_number = true, hive_partitioning = false) m
 join readable r using (filename);
 
--- An hour is not judged when the rows of its file do not rise, as no archiver writes them, or it says that it is another.
+-- An hour is not judged when a file of it says that it is another one, or has rows that do not rise.
 create temp table rising as
 select path, bool_and(coalesce(sequence > before, true)) as rises
 from (
@@ -269,14 +274,14 @@ copy (
         labels_hash, left_out, false as filed
     from archived_schedule semi join judged_hour using (log_id, hour)
     order by log_id, hour, file_row_number
-) to 'schedule.parquet';
+) to 'schedule/archive.parquet';
 copy (
     select
         log_id, origin, hour, row_number() over (order by log_id, path, file_row_number) as place, sequence, subject,
         deliver_at_ms, claimed_at_ms, appended_at_ms, "offset", epoch, batch_id, true as decided, false as newer,
         content_hash
     from archived_message m semi join judged_hour j on (j.log_id, j.hour) = (m.origin, m.hour)
-) to 'message.parquet';
+) to 'message/archive.parquet';
 -- A target proves nothing of an hour of which no file of it is here, nor of what its log had removed before.
 copy (
     select
@@ -292,7 +297,7 @@ copy (
         on (t.log_id, t.origin, t.hour) = (s.target, s.log_id, s.hour)
     left join (select distinct origin, hour, sequence, log_id as server from archived_message) held
         on (held.origin, held.hour, held.sequence, held.server) = (s.log_id, s.hour, s.sequence, s.target)
-) to 'dispatch.parquet';
+) to 'dispatch/archive.parquet';
 copy (select distinct log_id, 0 as start_offset from archived where kind = 'message') to 'target.parquet';
 copy (
     select distinct log_id, null::varchar as subject, 0 as since_ms, 0 as until_ms from judged_hour
@@ -305,22 +310,18 @@ copy (
 copy (
     select log_id, hour, sequence, subject, deliver_at_ms, appended_at_ms, expires_at_ms, body_bytes, content_hash,
         labels_hash
-    from 'schedule.parquet' limit 0
-) to 'accepted.parquet';
+    from 'schedule/archive.parquet' limit 0
+) to 'accepted/archive.parquet';
 copy (
-    select log_id, hour, sequence, '' as reason, 0 as decided_at_ms from 'schedule.parquet' limit 0
-) to 'decision.parquet';
-copy (select log_id, 0 as first_sequence, 0 as count from 'schedule.parquet' limit 0) to 'skipped.parquet';
-copy (select log_id, hour, 0 as counted, 0 as dropped from 'schedule.parquet' limit 0) to 'hour.parquet';
+    select log_id, hour, sequence, '' as reason, 0 as decided_at_ms from 'schedule/archive.parquet' limit 0
+) to 'decision/archive.parquet';
+copy (select log_id, 0 as first_sequence, 0 as count from 'schedule/archive.parquet' limit 0) to 'skipped.parquet';
 copy (
-    select
-        hour, log_id, log_id as origin, 0 as begin_offset, 0 as end_offset, 0 as messages, 0 as batches, 0 as differing,
-        0 as tally_first, 0 as tally_second
-    from 'schedule.parquet' limit 0
-) to 'tally.parquet';
+    select log_id, hour, 0 as counted, 0 as dropped from 'schedule/archive.parquet' limit 0
+) to 'hour/archive.parquet';
 copy (
     select
         log_id, subject, '' as consumers, '' as group_id, 0 as pulled, 0 as redelivered, 0 as acknowledged,
         0 as given_back, 0 as sent_back, 0 as lapsed, 0 as outstanding, 0 as gaps, 0 as ack_ms_total, 0 as ack_ms_max
-    from 'schedule.parquet' limit 0
+    from 'schedule/archive.parquet' limit 0
 ) to 'consumption.parquet';

@@ -61,7 +61,8 @@ def audit_by_sql(folder: Path) -> SqlReport:
 
 def audit_archive_by_sql(archive: Path, folder: Path) -> tuple[SqlReport, dict[HourKey, str]]:
     """Audit an archive by its files alone, with tables in a new ``folder``; and the states of its seals."""
-    folder.mkdir()
+    for name in ("accepted", "decision", "schedule", "dispatch", "message", "hour"):
+        (folder / name).mkdir(parents=True)
     with chdir(folder), duckdb.connect(config={"threads": 1}) as connection:
         connection.execute("set enable_progress_bar = false")
         connection.execute(f"set variable archive = '{archive}'")
