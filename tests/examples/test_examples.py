@@ -15,6 +15,7 @@ from delayd.errors import BadSetting
 from spark.session import check_spark
 from tests.end_to_end.up_process import Up, is_running, up
 from tests.small_spark import environment
+from tests.tamper.archived import honest_archive
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -24,7 +25,7 @@ NO_PROGRAMS_OF_THEIR_OWN = {
     *("README.md", "__init__.py", "__pycache__", "audit.sql", "archive.sql"),
     *("check_proof.py", "demo.py", "reference_reader.py"),  # Other tests run them.
 }
-DEADLINE_S = 100.0  # One program ends within it; all ten take half a minute on a machine that does nothing else.
+DEADLINE_S = 100.0  # One program ends within it; all of them take half a minute on a machine that does nothing else.
 
 # What an example that reads the logs finds there has to be put there first.
 SMALL_BATCH = ("python examples/batch_of_a_million.py", "--count", "2000")
@@ -121,16 +122,9 @@ def test_a_server_that_this_program_did_not_start_is_not_killed(servers: Up, tmp
     assert is_running(pid)
 
 
-def test_the_notebook_runs_from_top_to_bottom_and_is_kept_without_outputs(servers: Up) -> None:
+def test_the_notebook_of_the_logs_runs_from_top_to_bottom(servers: Up) -> None:
     run(servers, *SMALL_BATCH)
-    notebook = json.loads((REPOSITORY / notebook_path("jupyter lab examples/read_the_logs.ipynb")).read_text())
-    assert (notebook["nbformat"], notebook["metadata"]["kernelspec"]["name"]) == (4, "python3")
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
-    ids = [cell["id"] for cell in notebook["cells"]]
-    assert len(set(ids)) == len(ids)
-    # As Jupyter does: one namespace, cell by cell, in another process.
-    program = "\n\n".join("".join(cell["source"]) for cell in cells)
+    program = program_of("jupyter lab examples/read_the_logs.ipynb")
     said = finish(spawn(servers, [sys.executable, "-W", "error", "-c", program]))
     assert "the books balance" in said
     assert any(
@@ -140,11 +134,35 @@ def test_the_notebook_runs_from_top_to_bottom_and_is_kept_without_outputs(server
 
 @pytest.mark.spark
 @pytest.mark.timeout(400)
+def test_the_notebook_of_a_fleet_runs_from_top_to_bottom(servers: Up, tmp_path: Path) -> None:
+    need_spark()
+    program = program_of("jupyter lab examples/books_of_a_fleet.ipynb")
+    own = environment(tmp_path, DELAYD_ARCHIVE=str(honest_archive()))
+    process = spawn(servers, [sys.executable, "-W", "error", "-c", program], own)
+    said, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    lines = said.splitlines()
+    assert "the books balance" in lines and "Spark and DuckDB agree on 38 messages" in lines
+    assert [line for line in lines if re.fullmatch(r"000000000000de1a: 3 seals, the last one is [0-9a-f]{64}", line)]
+    assert "0000000000007002 orders.us: 4 messages, median 0 ms late" in lines
+
+
+def program_of(command: str) -> str:
+    """The program of a notebook, which is kept without outputs: one namespace, cell by cell, as Jupyter runs it."""
+    assert command in COMMANDS
+    notebook = json.loads((REPOSITORY / command.split()[-1]).read_text())
+    assert (notebook["nbformat"], notebook["metadata"]["kernelspec"]["name"]) == (4, "python3")
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    ids = [cell["id"] for cell in notebook["cells"]]
+    assert len(set(ids)) == len(ids)
+    return "\n\n".join("".join(cell["source"]) for cell in cells)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
 def test_spark_reads_the_logs_of_the_servers(servers: Up, tmp_path: Path) -> None:
-    try:
-        check_spark()
-    except BadSetting as error:
-        pytest.skip(str(error))
+    need_spark()
     run(servers, *SMALL_BATCH)
     words = "--data", str(servers.data), "--master", "local[1]"
     process = start(servers, "python examples/spark_audit.py", *words, environment=environment(tmp_path))
@@ -152,6 +170,13 @@ def test_spark_reads_the_logs_of_the_servers(servers: Up, tmp_path: Path) -> Non
     assert process.returncode == 0, errors
     assert re.search(r"^\|million\.\w+ *\|2000 +\|2000 +\|", said, re.MULTILINE)
     assert re.search(r"^pending \d+, overdue 0, doubled 0, early 0$", said, re.MULTILINE)
+
+
+def need_spark() -> None:
+    try:
+        check_spark()
+    except BadSetting as error:
+        pytest.skip(str(error))
 
 
 def run(servers: Up, command: str, *given: str, data: Path | None = None) -> list[str]:
@@ -186,9 +211,3 @@ def finish(process: "subprocess.Popen[str]") -> list[str]:
     said, errors = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, errors) == (0, ""), said + errors
     return said.splitlines()
-
-
-def notebook_path(command: str) -> str:
-    """The file that a command of the README opens."""
-    assert command in COMMANDS
-    return command.split()[-1]
