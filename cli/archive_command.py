@@ -78,4 +78,13 @@ def _verdict(report: "ArchiveReport") -> list[str]:
         )
     if report.not_sealed:
         lines.append(f"{counted(report.not_sealed, 'hour is|hours are')} not sealed yet, and not archived")
+    if report.not_consumed:
+        lines.append(
+            f"groups still work on {counted(report.not_consumed, 'hour|hours')}: their consumption is not archived yet"
+        )
+    if report.not_told:
+        lines.append(
+            f"the consumption of {counted(report.not_told, 'hour|hours')} is not archived: the logs are not kept from "
+            "their beginning"
+        )
     return lines

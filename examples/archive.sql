@@ -27,6 +27,7 @@ create temp table noted as
 with texts as (
     select regexp_extract(filename, 'notes/(.*)\.json$', 1) as path, content::json as said
     from read_text(getvariable('archive') || '/notes/**/*.json')
+    where filename not like '%/notes/consumption/%'
 ),
 fields as (
     select
@@ -73,7 +74,7 @@ create temp table file as
 select regexp_extract(filename, '((schedule|message)/.*)\.parquet$', 1) as path, filename, size,
     sha256(content) as digest
 from read_blob(getvariable('archive') || '/**/*.parquet')
-where filename not like '%/.%';
+where filename not like '%/.%' and filename not like '%/consumption/day=%';
 
 -- Each note of a file, and the file where it has the bytes that the note names.
 create temp table archived as

@@ -402,9 +402,9 @@ class Books:
         }
         self._append(self.target, GroupKind.CONTROL, [encode_records([record])], at_ms)
 
-    def consume(self, subject: str, group: str, entries: Sequence[PullEntry]) -> None:
-        """A pull log: a group of consumers, and what it was given and said."""
-        record: Record = {"type": "group", "group_id": 1, "subject": subject, "group": group}
+    def consume(self, subject: str, group: str, entries: Sequence[PullEntry], group_id: int = 1) -> None:
+        """Append a group of consumers to the pull log, and what it was given and said."""
+        record: Record = {"type": "group", "group_id": group_id, "subject": subject, "group": group}
         log = self._own_log("pull", FileKind.PULL)
         self._append(log, GroupKind.CONTROL, [encode_records([record])], START_MS)
         self._append(log, GroupKind.DATA, encode_entries(entries), START_MS, 0, len(entries))
@@ -456,7 +456,7 @@ class Books:
     def _own_log(self, name: str, kind: FileKind) -> Log:
         folder = f"{self.realtime}/{name}"
         self.disk.make_folder(folder)
-        return open_log(self.disk, LogPlace(folder, kind, self.realtime_id), START_MS)
+        return open_log(self.disk, LogPlace(folder, kind, self.realtime_id, self.segment_bytes), START_MS)
 
     def _append(
         self, log: Log, kind: GroupKind, batches: list[bytes], at_ms: int, base: int = 0, count: int = 0

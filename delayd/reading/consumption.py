@@ -7,16 +7,16 @@ entries are removed once a checkpoint holds their effect, so the figures cover o
 is not damaged: its server's state says how much of it is valid, and the rest is made anew.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch.columns import BatchKind, ColumnId, Int64s
-from delayd.batch.sequences import ROW_BITS
+from delayd.batch.sequences import ROW_BITS, ROW_MASK
 from delayd.errors import BatchMalformed, DamagedData, DataError
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import Entries, entries_in, entries_of, entry_position
@@ -30,6 +30,7 @@ from delayd.reading.files.directory import Directory
 from delayd.reading.files.row_arrays import Batches
 from delayd.reading.files.stored_groups import LogMoved, TornTail, log_size, read_log, segment_bases
 from delayd.reading.files.target_index import TargetIndex, TargetIndexer
+from delayd.reading.findings import HourKey
 
 ENTRY = np.dtype(
     [
@@ -46,6 +47,10 @@ ENTRY = np.dtype(
     ]
 )
 SENT_BACK = 128  # The op of a row of a retry record, which is counted like an entry.
+SUMMED = (
+    *("pulled", "redelivered", "acknowledged", "given_back", "sent_back", "lapsed", "outstanding", "gaps"),
+    "ack_ms_total",
+)
 _CONSUME_MAX = 1 << 62  # Above every consume sequence.
 FAULTS_TOLD = 100  # Faults of one realtime server that are reported; the others are not.
 Mask = NDArray[np.bool_]
@@ -97,12 +102,36 @@ class _GroupLife(NamedTuple):
     end: int = _CONSUME_MAX  # A power cut may have taken what it was given from here on (rule L2).
 
 
+class HourRuns(NamedTuple):
+    """The messages of one subject, by consume sequence: run i begins at ``first[i]``, and ends before the next one."""
+
+    first: Int64s  # One more than there are runs.
+    key_of: Int64s  # For each run, which of ``keys`` its messages are of.
+    keys: Sequence[HourKey]
+
+
 def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> Consumption:
     """Read the pull log of a realtime server, before its message log; LogMoved or DamagedData as `read_log`."""
+    books, unsound = _read_books(disk, directory, torn)
+    found = Consumption() if books is None else books.close()
+    if unsound:
+        what = f"{unsound} entries of the pull log say what no server writes"
+        return found._replace(faults=(what, *found.faults))
+    return found
+
+
+def read_whole_log(disk: Disk, directory: Directory, torn: list[TornTail]) -> "PullBooks | None":
+    """The same log, if it is kept from its beginning and each entry is sound; None otherwise, and for an empty one."""
+    books, unsound = _read_books(disk, directory, torn)
+    return books if books is not None and books.whole and not unsound else None
+
+
+def _read_books(disk: Disk, directory: Directory, torn: list[TornTail]) -> "tuple[PullBooks | None, int]":
+    """The entries of a pull log, and how many others it has, which no server writes."""
     place = LogPlace(f"{directory.path}/pull", FileKind.PULL, directory.log_id)
     bases = segment_bases(disk, place)
     if not bases:
-        return Consumption()
+        return None, 0
     counted = (read_checkpoint(disk, directory.path, directory.log_id) or {}).get("pull_offset", 0)
     pieces, epochs, lives = [np.empty(0, ENTRY)], [np.empty(0, np.int64)], list[_GroupLife]()
     count = durable = 0
@@ -115,7 +144,7 @@ def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> 
             durable = count
     entries, epoch = np.concatenate(pieces), np.concatenate(epochs)
     sound = _sound(entries)
-    books = _PullBooks(
+    books = PullBooks(
         directory.log_id,
         entries[sound],
         epoch[sound],
@@ -123,11 +152,58 @@ def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> 
         whole=bases[0] == 0,
         durable=int(sound[:durable].sum()),
     )
-    found = books.close()
-    if not sound.all():
-        what = f"{int((~sound).sum())} entries of the pull log say what no server writes"
-        return found._replace(faults=(what, *found.faults))
+    return books, int((~sound).sum())
+
+
+def hour_runs(disk: Disk, directory: Directory, index: TargetIndex) -> dict[str, HourRuns] | None:
+    """The kept messages of each subject of a realtime server, whose index this is, by hour and delay server.
+
+    None: nobody knows how many messages of a subject stood before the kept ones.
+    """
+    (target,), batches = index.targets, index.batches
+    removed = _removed_before(disk, directory, index) if target.start else {}
+    found: dict[str, HourRuns] = {}
+    for number, subject in enumerate(index.subjects):
+        own = batches[batches["subject"] == number]
+        if len(own) and target.start and number not in removed:
+            return None
+        if len(own):
+            pairs = np.stack((own["origin_log_id"].astype(np.uint64), own["hour"].astype(np.uint64)), axis=1)
+            keys, key_of = np.unique(pairs, axis=0, return_inverse=True)
+            first = removed.get(number, 0) + np.concatenate(([0], np.cumsum(own["count"].astype(np.int64))))
+            found[subject] = HourRuns(first, key_of.reshape(-1), [(int(one), int(hour)) for one, hour in keys.tolist()])
     return found
+
+
+def _removed_before(disk: Disk, directory: Directory, index: TargetIndex) -> dict[int, int]:
+    """How many messages of subjects, by number, stood before the first kept one: its consume log says it."""
+    (target,), found = index.targets, dict[int, int]()
+    folder = f"{directory.path}/consume"
+    for name in disk.list_folder(folder):
+        try:
+            pieces = [(base, entries) for _, base, _, entries in _consume_pieces(disk, directory, f"{folder}/{name}")]
+        except (DataError, FileNotFoundError, UnfinishedFile):
+            continue
+        if pieces:
+            entries = np.concatenate([each for _, each in pieces])
+            kept = np.flatnonzero((entries >> np.uint64(ROW_BITS) >= target.start) & (entries > 0))
+            subject = _subject_at(index.batches, int(entries[kept[0]] >> np.uint64(ROW_BITS))) if len(kept) else None
+            if subject is not None and not int(entries[kept[0]]) & ROW_MASK:
+                found[subject] = pieces[0][0] + int(kept[0])
+    return found
+
+
+def sum_groups(parts: Iterable[GroupBooks]) -> list[GroupBooks]:
+    """Figures of the same groups, added up; by realtime server and group."""
+    found: dict[tuple[int, int, str, str], GroupBooks] = {}
+    for books in parts:
+        key = books.log_id, books.group_id, books.subject, books.group
+        known = found.get(key)
+        if known is not None:
+            sums = {name: getattr(known, name) + getattr(books, name) for name in SUMMED}
+            books = replace(books, **sums, ack_ms_max=max(known.ack_ms_max, books.ack_ms_max))
+        found[key] = books
+    return [found[key] for key in sorted(found)]
 
 
 def beyond(consumption: Consumption, index: TargetIndex, number: int) -> Iterator[str]:
@@ -210,7 +286,7 @@ def _moved(lives: Sequence[_GroupLife], sound: Mask) -> list[_GroupLife]:
     return [life._replace(begin=int(before[life.begin])) for life in lives]
 
 
-class _PullBooks:
+class PullBooks:
     """The entries of one pull log, in order.
 
     The pull sequences that entries name fall into stretches, each of which an entry covers as a whole or not at all.
@@ -231,7 +307,7 @@ class _PullBooks:
     ) -> None:
         self._log_id = log_id
         self._faults: list[str] = []
-        self._whole = whole
+        self.whole = whole
         self._durable = durable  # Entries that a checkpoint counts. What the others name, a power cut may have taken.
         self._op = entries["op"]
         self._number = np.arange(len(entries))
@@ -255,6 +331,7 @@ class _PullBooks:
         self._others = np.flatnonzero(self._op != PullOp.PULL)
 
     def close(self) -> Consumption:
+        """All groups, and what is wrong."""
         self._check_pulls()
         # The pull sequences fall into stretches; each entry covers a stretch as a whole or not at all.
         bounds = np.unique(np.concatenate((self._first, self._end)))
@@ -268,7 +345,7 @@ class _PullBooks:
         for number, life in enumerate(self._lives):
             own = given & (self._life[pull_of] == number)
             if own.any():
-                groups.append(self._group(life, own, lengths, pull_of, closed_by))
+                groups.append(self._group(life, own, lengths, pull_of, closed_by, self._gaps(number)))
                 self._check_again(life, own, bounds, pull_of, closed_by)
                 if life.subject:
                     pulls = self._pulls[(self._life[self._pulls] == number) & (self._pulls < self._durable)]
@@ -286,7 +363,7 @@ class _PullBooks:
         for group_id, first in zip(ids.tolist(), firsts.tolist(), strict=True):
             if first < begun.get(group_id, len(group_ids)):
                 found.append(_GroupLife(group_id, -1))
-                if self._whole:
+                if self.whole:
                     self._faults.append(f"an entry names the group {group_id}, which no record before it made")
         return sorted(found, key=lambda life: (life.group_id, life.begin))
 
@@ -337,7 +414,7 @@ class _PullBooks:
             # An acknowledgement begins and ends with messages that are held. Below the log's beginning that can't be
             # checked.
             lowest = int(self._first[self._pulls].min(initial=np.iinfo(np.int64).max))
-            known = self._others[(self._first[self._others] >= lowest) | self._whole]
+            known = self._others[(self._first[self._others] >= lowest) | self.whole]
             known = known[self._op[known] != PullOp.LAPSED]
             for side, place in (
                 ("begins", np.searchsorted(bounds, self._first[known])),
@@ -352,16 +429,74 @@ class _PullBooks:
                     self._faults.append(what)
         return closed_by
 
-    def _group(self, life: _GroupLife, own: Mask, lengths: Int64s, pull_of: Int64s, closed_by: Int64s) -> GroupBooks:
+    def by_hour(self, runs: Mapping[str, HourRuns]) -> dict[HourKey, "list[GroupBooks] | None"]:
+        """The groups of each hour with its messages alone, if each of these groups has ended with them; None: one has
+        not, or has not come to them. ``runs`` are of the message log, which was read after this one.
+        """
+        lives = [(number, life) for number, life in enumerate(self._lives) if life.subject in runs]
+        cuts = [self._cuts(number, runs[life.subject].first) for number, life in lives]
+        bounds = np.unique(np.concatenate((self._first, self._end, *cuts)))
+        if len(bounds) < 2:
+            return {}
+        lengths, pull_of = np.diff(bounds), self._cover(bounds, self._pulls, last=True)
+        closed_by = self._closed(bounds, pull_of)
+        begins = self._consume[pull_of] + bounds[:-1] - self._first[pull_of]
+        found: dict[HourKey, list[GroupBooks] | None] = {}
+        for number, life in lives:
+            of_subject = runs[life.subject]
+            own = (pull_of >= 0) & (self._life[pull_of] == number)
+            # Of a group that was moved or deleted nothing more comes.
+            last = self._lives[-1] is life or self._lives[number + 1].group_id != life.group_id
+            is_over = life.end == 0 or not (last or self._lives[number + 1].goes_on)
+            if not own.any() and is_over:
+                continue
+            low = int(begins[own].min()) if own.any() else 0
+            high = int((begins + lengths)[own].max(initial=0))
+            run_of = np.searchsorted(of_subject.first, begins, "right") - 1
+            in_log = own & (begins >= of_subject.first[0]) & (begins < of_subject.first[-1])
+            for each, key in enumerate(of_subject.keys):
+                chosen = of_subject.key_of == each
+                first, end = np.maximum(of_subject.first[:-1][chosen], low), of_subject.first[1:][chosen]
+                if is_over:
+                    end = np.minimum(end, high)
+                messages = int(np.maximum(end - first, 0).sum())
+                if not messages:
+                    continue
+                rows = in_log.copy()
+                rows[rows] = of_subject.key_of[run_of[rows]] == each
+                given = _distinct(begins[rows], (begins + lengths)[rows])
+                books = self._group(life, rows, lengths, pull_of, closed_by, messages - given)
+                known = found.setdefault(key, [])
+                is_done = high >= int(end.max()) and books.acknowledged + books.sent_back == given
+                if not is_done and not is_over:
+                    found[key] = None
+                elif known is not None:
+                    known.append(books)
+        return found
+
+    def _cuts(self, number: int, first: Int64s) -> Int64s:
+        """The pull sequences at which the pulls of a life come to messages of another run."""
+        pulls = self._pulls[self._life[self._pulls] == number]
+        begins = self._consume[pulls]
+        ends = begins + self._end[pulls] - self._first[pulls]
+        low, high = np.searchsorted(first, begins, "right"), np.searchsorted(first, ends, "left")
+        counts = np.maximum(high - low, 0)
+        places = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+        cuts: Int64s = first[places] - np.repeat(begins - self._first[pulls], counts)
+        return cuts
+
+    def _gaps(self, number: int) -> int:
+        pulls = self._pulls[self._life[self._pulls] == number]
+        begins = self._consume[pulls]
+        ends = begins + self._end[pulls] - self._first[pulls]
+        return int(ends.max() - begins.min()) - _distinct(begins, ends)
+
+    def _group(
+        self, life: _GroupLife, own: Mask, lengths: Int64s, pull_of: Int64s, closed_by: Int64s, gaps: int
+    ) -> GroupBooks:
         size, pulls = lengths[own], pull_of[own]
         closed = closed_by[own]
         op = np.where(closed >= 0, self._op[closed], 0)
-        all_pulls = self._pulls[self._lives.index(life) == self._life[self._pulls]]
-        begins = self._consume[all_pulls]
-        ends = begins + self._end[all_pulls] - self._first[all_pulls]
-        order = np.argsort(begins)
-        reached = np.maximum.accumulate(ends[order])
-        gaps = np.maximum(begins[order][1:] - reached[:-1], 0)
         acked = op == PullOp.ACK
         # A clock that was set back makes no time negative.
         held_ms = np.maximum(self._at_ms[closed[acked]] - self._at_ms[pulls[acked]], 0)
@@ -377,7 +512,7 @@ class _PullBooks:
             sent_back=int(size[op == SENT_BACK].sum()),
             lapsed=int(size[op == PullOp.LAPSED].sum()),
             outstanding=int(size[op == 0].sum()),
-            gaps=int(gaps.sum()),
+            gaps=gaps,
             ack_ms_total=int((held_ms * size[acked]).sum()),
             ack_ms_max=int(held_ms.max(initial=0)),
         )
@@ -406,6 +541,14 @@ class _PullBooks:
             what = f"message {edges[at]} of {life.subject or 'its subject'} was given to {_name(life)} again"
             became = "sent back" if self._op[closer] == SENT_BACK else "acknowledged"
             self._faults.append(f"{what} after it was {became}")
+
+
+def _distinct(begins: Int64s, ends: Int64s) -> int:
+    """How many numbers some ranges have together, each counted once."""
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], ends[order]
+    reached = np.maximum.accumulate(np.concatenate((begins[:1], ends)))[:-1]
+    return int(np.maximum(ends - np.maximum(begins, reached), 0).sum())
 
 
 def _name(life: _GroupLife) -> str:
@@ -441,12 +584,10 @@ def _check(
     """What is wrong with the consume log in a folder; ``of_subject`` is given the folder of its subject."""
     (target,) = index.targets
     pieces: list[tuple[str, int, Entries]] = []  # Path, consume sequence of the first entry, entries.
-    for name in sorted(each for each in disk.list_folder(folder) if each.endswith(".log")):
-        path = f"{folder}/{name}"
-        with closing(open_segment(disk, path, FileKind.CONSUME, directory.log_id, write=False)) as segment:
-            if f"{segment.header.number:08}" != folder.rpartition("/")[2]:
-                return DamagedData(path, 0, f"its header says that it is of subject {segment.header.number}")
-            pieces.append((path, segment.header.base_offset, entries_in(segment)))
+    for path, base, number, found in _consume_pieces(disk, directory, folder):
+        if f"{number:08}" != folder.rpartition("/")[2]:
+            return DamagedData(path, 0, f"its header says that it is of subject {number}")
+        pieces.append((path, base, found))
     if not pieces:
         return None
     path, base, _ = pieces[0]
@@ -474,6 +615,14 @@ def _check(
         at = first + (int(differs[0]) if len(differs) else len(wanted))
         return _wrong(pieces, at, "it is not that of the next message of its subject")
     return None
+
+
+def _consume_pieces(disk: Disk, directory: Directory, folder: str) -> Iterator[tuple[str, int, int, Entries]]:
+    """The segments of a consume log: path, consume sequence of the first entry, number of the subject, entries."""
+    for name in sorted(each for each in disk.list_folder(folder) if each.endswith(".log")):
+        path = f"{folder}/{name}"
+        with closing(open_segment(disk, path, FileKind.CONSUME, directory.log_id, write=False)) as segment:
+            yield path, segment.header.base_offset, segment.header.number, entries_in(segment)
 
 
 def _wrong(pieces: list[tuple[str, int, Entries]], at: int, what: str) -> DamagedData:

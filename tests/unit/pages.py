@@ -42,6 +42,7 @@ from delayd.machine.operating import WaitKind
 from delayd.net import budget, machine
 from delayd.net.registration import RegistrationState
 from delayd.reading import export, tables
+from delayd.reading.archive.rows import CONSUMPTION_TYPES
 from delayd.reading.findings import SENTENCES
 from delayd.reading.views.query import AUDITED, SEALS, types_of
 from delayd.wire import frame, scheduling, status
@@ -330,8 +331,9 @@ def _archived_columns() -> Iterator[str]:
         "schedule": tables.ARCHIVED_SCHEDULE,
         "message": tables.ARCHIVED_MESSAGE,
     }
-    for table, made in kinds.items():
-        named = ((name, "" if kind == "long" else f" {kind}") for name, (kind, _) in made.items())
+    types = {table: {name: kind for name, (kind, _) in made.items()} for table, made in kinds.items()}
+    for table, own in {**types, "consumption": CONSUMPTION_TYPES}.items():
+        named = ((name, "" if kind == "long" else f" {kind}") for name, kind in own.items())
         yield f"| `{table}` | {', '.join(f'`{name}`{kind}' for name, kind in named)} |"
 
 

@@ -21,8 +21,10 @@ from delayd.log.hour import NO_SEAL, Seal
 from delayd.machine.disk import RealDisk
 from delayd.reading.archive.carried import PROVED
 from delayd.reading.archive.notes import (
+    CONSUMPTION,
     MESSAGE,
     NOTES,
+    SCHEDULE,
     TABLES,
     ArchivedKey,
     Note,
@@ -39,7 +41,7 @@ from delayd.reading.archive.pieces import (
     seal_of,
     with_bounds,
 )
-from delayd.reading.archive.rows import read_schedule
+from delayd.reading.archive.rows import read_groups, read_schedule
 from delayd.reading.archive.store import ArchiveStore
 from delayd.reading.audit import LATE_MS_LIMIT, AuditTerms
 from delayd.reading.books import FINDINGS_LIMIT, AuditReport, HourResult, report_hours
@@ -117,6 +119,7 @@ class HourFiles:
     schedule: ArchivedFile
     messages: tuple[ArchivedFile, ...]
     live: TargetIndex = NO_INDEX
+    consumed: tuple[ArchivedFile, ...] = ()
 
     @property
     def key(self) -> HourKey:
@@ -149,6 +152,7 @@ def audit_archived(hour: HourFiles, terms: AuditTerms, findings_limit: int | Non
     with TemporaryDirectory() as folder:
         try:
             held = list(run.held(Path(folder)))
+            run.compare_groups(Path(folder))
             if not hour.schedule.note.sha256:
                 rows = run.compare_removed(held)
                 return ArchivedResult(hour.key, None, None, tuple(run.faults), rows)
@@ -186,6 +190,20 @@ class _HourRun:
             except DamagedData as error:
                 self.fault(file.note.key, f"{error.path}: {error.what}")
         yield from live_rows(self._hour.live)
+
+    def compare_groups(self, folder: Path) -> None:
+        """Check that what groups were given is what became of it."""
+        for file in self._hour.consumed:
+            try:
+                groups = read_groups(file.name, file.note.key, self._fetch(file, folder))
+            except DamagedData as error:
+                self.fault(file.note.key, f"{error.path}: {error.what}")
+                continue
+            for books in groups:
+                became = books.acknowledged + books.given_back + books.sent_back + books.lapsed + books.outstanding
+                if books.pulled != became:
+                    what = f"group {books.group} of {books.subject} was given {books.pulled} messages, and"
+                    self.fault(file.note.key, f"{file.name}: {what} {became} became of them")
 
     def compare_removed(self, held: Sequence[HeldRows]) -> int:
         """Compare the seal of an hour whose rows are nowhere any more with what realtime servers held of it; count
@@ -313,17 +331,16 @@ class ArchivedBooks:
         return first.uri
 
     def _join(self) -> list[HourFiles]:
-        messages: dict[HourKey, list[ArchivedFile]] = {}
-        schedules: list[ArchivedFile] = []
+        tables: dict[str, dict[HourKey, list[ArchivedFile]]] = {table: {} for table in TABLES}
         for key, file in self._files.items():
-            if key.table == MESSAGE:
-                messages.setdefault((key.origin, key.hour), []).append(file)
-            else:
-                schedules.append(file)
+            tables[key.table].setdefault((key.origin, key.hour), []).append(file)
+        messages, consumed = tables[MESSAGE], tables[CONSUMPTION]
         joined = [
-            HourFiles(file, tuple(messages.pop((file.note.key.origin, file.note.key.hour), ()))) for file in schedules
+            HourFiles(file, tuple(messages.pop(hour, ())), consumed=tuple(consumed.pop(hour, ())))
+            for hour, files in tables[SCHEDULE].items()
+            for file in files
         ]
-        for files in messages.values():
+        for files in (*messages.values(), *consumed.values()):
             for file in files:
                 what = f"{file.uri}/{file.note.key.note}: the archive has no schedule of this hour"
                 self.faults.append(_fault(file.note.key, what))

@@ -24,6 +24,7 @@ from delayd.log.hour import Seal, SealFacts, schedule_path
 from delayd.machine.disk import Disk, RealDisk
 from delayd.reading.archive.carried import PROVED
 from delayd.reading.archive.notes import (
+    CONSUMPTION,
     MESSAGE,
     NOTES,
     SCHEDULE,
@@ -33,22 +34,25 @@ from delayd.reading.archive.notes import (
     file_sha256,
     key_of_note,
 )
-from delayd.reading.archive.pieces import ArchivedCheck
+from delayd.reading.archive.pieces import ArchivedCheck, fetch_note
 from delayd.reading.archive.rows import (
     file_facts,
     join_pieces,
+    read_groups,
     read_message,
     read_schedule,
+    write_consumption,
     write_message,
     write_schedule,
 )
 from delayd.reading.archive.store import ArchiveStore
+from delayd.reading.consumption import GroupBooks, PullBooks, hour_runs, read_whole_log
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
 from delayd.reading.files.items import ITEMS, read_items
 from delayd.reading.files.origins import NO_HOURS, part_hour, read_hour, read_outcomes
 from delayd.reading.files.row_arrays import RowCollector, Sorter, Sparse, TargetRows
 from delayd.reading.files.stored_groups import LogMoved, TornTail, until_still
-from delayd.reading.files.target_index import TargetIndex, TargetIndexer, read_target_rows
+from delayd.reading.files.target_index import NO_INDEX, TargetIndex, TargetIndexer, read_target_rows
 from delayd.reading.plan import PART_ROWS_MAX
 from delayd.reading.seals import SealBook, SealState
 from delayd.reading.tables import SealedRows
@@ -65,6 +69,10 @@ class ArchiveReport:
     removed: tuple[ArchivedKey, ...] = ()  # Hours that retention had removed; the archive has their seals.
     archived_before: int = 0  # Files that had their notes already.
     not_sealed: int = 0  # Hours that have messages and no seal yet.
+    # Hours at realtime servers, without files of the table ``consumption``: groups have not ended with them; and the
+    # logs do not tell, because they are not kept from their beginning.
+    not_consumed: int = 0
+    not_told: int = 0
     faults: tuple[str, ...] = ()  # Why files were not archived, by name.
 
 
@@ -125,6 +133,8 @@ class _Run:
     _total: int = 0
     _before: int = 0
     _not_sealed: int = 0
+    _not_consumed: int = 0
+    _not_told: int = 0
     _written: list[Note] = field(default_factory=list)
     _found: list[Note] = field(default_factory=list)
     _removed: list[ArchivedKey] = field(default_factory=list)
@@ -132,7 +142,8 @@ class _Run:
 
     def report(self) -> ArchiveReport:
         notes = tuple(self._written), tuple(self._found)
-        return ArchiveReport(*notes, tuple(self._removed), self._before, self._not_sealed, tuple(self._faults))
+        counts = self._before, self._not_sealed, self._not_consumed, self._not_told
+        return ArchiveReport(*notes, tuple(self._removed), *counts, tuple(self._faults))
 
     def archive_schedules(self, directory: Directory) -> None:
         """Archive the sealed hours of a delay server, or note that retention had removed them."""
@@ -154,17 +165,30 @@ class _Run:
             self._step()
 
     def archive_messages(self, directory: Directory) -> None:
-        """Archive what a realtime server holds of the hours whose schedules are in the archive."""
+        """Archive what a realtime server holds of the hours whose schedules are in the archive, and then what groups
+        have done with them.
+        """
         hours = sorted((key.hour, key.origin) for key in self.noted if key.table == SCHEDULE)
         keys = [ArchivedKey(MESSAGE, hour, directory.log_id, origin) for hour, origin in hours]
         wanted = [key for key in keys if key not in self.noted]
-        self._before += len(keys) - len(wanted)
-        if wanted:
-            index = until_still(directory.path, lambda: self._index(directory))
+        groups = [key._replace(table=CONSUMPTION) for key in keys]
+        left = [key for key in groups if key not in self.noted]
+        self._before += len(keys) - len(wanted) + len(groups) - len(left)
+
+        def read() -> tuple[PullBooks | None, TargetIndex]:
+            # The pull log is read first, so that each message that a group was given is found.
+            pulls = read_whole_log(self.disk, directory, []) if left else None
+            return pulls, self._index(directory) if wanted or pulls is not None else NO_INDEX
+
+        pulls, index = until_still(directory.path, read)
         self._total += len(wanted)
         for key in wanted:
             self._archive_message(directory, index, key)
             self._step()
+        if pulls is not None:
+            self._archive_consumption(directory, pulls, index, [key for key in left if self._holds(key)])
+        elif self.disk.list_folder(f"{directory.path}/pull"):
+            self._not_told += len(left)
 
     def _step(self) -> None:
         self._done += 1
@@ -249,6 +273,36 @@ class _Run:
         there = partial(_other_rows, key, self._uri(key.file), own=rows)
         self._put(Note(key), path, there, f"{directory.path} of hour {hour_name(key.hour)}")
 
+    def _archive_consumption(
+        self, directory: Directory, pulls: PullBooks, index: TargetIndex, keys: Sequence[ArchivedKey]
+    ) -> None:
+        """Archive what groups have done with hours that all of them have ended with."""
+        runs = hour_runs(self.disk, directory, index)
+        if runs is None:
+            self._not_told += len(keys)
+            return
+        consumed, rows = pulls.by_hour(runs), index.rows_by_hour()
+        for key in keys:
+            hour = key.origin, key.hour
+            groups = consumed.get(hour, [])
+            held = rows.get(hour, 0)
+            if index.targets[0].start and (not held or held < self._archived_rows(key)):
+                self._not_told += 1  # Retention has removed messages of it.
+            elif groups is None:
+                self._not_consumed += 1
+            elif groups:
+                path = self.folder / "consumption"
+                groups.sort(key=lambda books: (books.subject, books.group_id))
+                write_consumption(path, key, groups)
+                there = partial(_other_groups, key, self._uri(key.file), own=groups)
+                self._put(Note(key), path, there, f"the pull log of {directory.path}")
+
+    def _holds(self, key: ArchivedKey) -> bool:
+        return key._replace(table=MESSAGE) in self.noted
+
+    def _archived_rows(self, key: ArchivedKey) -> int:
+        return fetch_note(self.store, key._replace(table=MESSAGE), self.folder).rows
+
     def _put(self, note: Note, path: Path, differs: Callable[[Path], Iterable[str]], source: str) -> None:
         """Put a finished file and its note; ``differs`` says where a file of the archive has other rows."""
         key, sha256 = note.key, file_sha256(path)
@@ -310,6 +364,10 @@ def _other_rows(key: ArchivedKey, name: str, path: Path, own: TargetRows) -> lis
     if all(np.array_equal(*pair) for pair in zip(*columns, strict=True)):
         return []
     return [f"it has other rows from offset {start} on"]
+
+
+def _other_groups(key: ArchivedKey, name: str, path: Path, own: Sequence[GroupBooks]) -> list[str]:
+    return [] if read_groups(name, key, path) == list(own) else ["it says other things of its groups"]
 
 
 def _told(rows: TargetRows, start: int) -> list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:

@@ -18,19 +18,21 @@ from delayd.log.hour import SHA256_BYTES, Seal, SealFacts
 
 VERSION = 2  # That of files with items; the others are as version 1 had them, and say so.
 VERSION_FACT = "delayd.version"
-SCHEDULE, MESSAGE = TABLES = ("schedule", "message")
+SCHEDULE, MESSAGE, CONSUMPTION = TABLES = ("schedule", "message", "consumption")
 NOTES = "notes"
 NOTE_BYTES_MAX = 16 << 10
 READ_BYTES = 1 << 20
 _ID = "[0-9a-f]{16}"
 _NAME = re.compile(
-    rf"notes/(schedule|message)/day=([0-9-]{{10}})/hour=([0-9]{{10}})/server=({_ID})/({_ID})\.json", re.ASCII
+    rf"notes/({'|'.join(TABLES)})/day=([0-9-]{{10}})/hour=([0-9]{{10}})/server=({_ID})/({_ID})\.json",
+    re.ASCII,
 )
 
 
 class ArchivedKey(NamedTuple):
     """Which file it is: of the table ``schedule`` what the delay server ``origin`` knows of an hour, of ``message``
-    what the realtime server ``log_id`` holds of it. In ``schedule`` both are the delay server.
+    what the realtime server ``log_id`` holds of it, of ``consumption`` what groups there have done with it. In
+    ``schedule`` both are the delay server.
     """
 
     table: str
@@ -128,7 +130,7 @@ def decode_note(path: str, key: ArchivedKey, data: bytes) -> Note:
         note = Note(key, numbers[0], numbers[1], str(said["sha256"]), numbers[2], seal, items)
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedData(path, 0, f"it is no note of an archive: {error!r}") from error
-    if note.encode() != data or (note.seal is None) != (key.table == MESSAGE):
+    if note.encode() != data or (note.seal is None) != (key.table != SCHEDULE):
         raise DamagedData(path, 0, "it is not as an archiver writes the note of this file")
     if seal is not None and (seal.log_id, seal.facts.hour) != (key.log_id, key.hour):
         raise DamagedData(path, 0, "its seal is of another server or hour")

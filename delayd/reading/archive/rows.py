@@ -25,14 +25,26 @@ from delayd.reading.archive.carried import ReadItems, carried_columns, carried_t
 from delayd.reading.archive.notes import VERSION, VERSION_FACT, ArchivedKey
 from delayd.reading.arrow import TYPES, to_arrow
 from delayd.reading.conditions import Condition
+from delayd.reading.consumption import GroupBooks
 from delayd.reading.files.row_arrays import BATCH, ScheduleRows, Sorter, Sparse, Target, TargetRows, UInt64s, rises
 from delayd.reading.parquet import GROUP_BYTES, GROUP_ROWS, ParquetRows
-from delayd.reading.tables import ARCHIVED_MESSAGE, ARCHIVED_SCHEDULE, REASONS, Cells, SealedRows, Types
+from delayd.reading.tables import (
+    ARCHIVED_MESSAGE,
+    ARCHIVED_SCHEDULE,
+    CONSUMPTION,
+    REASONS,
+    Cells,
+    SealedRows,
+    Types,
+    columns_of,
+    group_row,
+)
 
 SCHEDULE_TYPES: Types = {name: kind for name, (kind, _) in ARCHIVED_SCHEDULE.items()}
 MESSAGE_TYPES: Types = {name: kind for name, (kind, _) in ARCHIVED_MESSAGE.items()}
 PART_LONGS = ("claimed_at_ms", "target_appended_at_ms", "target_offset", "epoch", "batch_id", "attempt")
 BATCH_LONGS = ("claimed_at_ms", "appended_at_ms", "offset", "epoch", "batch_id")
+CONSUMPTION_TYPES: Types = {name: kind for name, kind in CONSUMPTION.items() if name != "log_id"}
 START, ITEMS_FACT = "delayd.start_offset", "delayd.with"
 ITEMS_ROWS = 8_192  # Rows whose items are Python objects at a time.
 OUTCOME_CODES = {outcome.name: int(outcome) for outcome in Outcome}
@@ -75,6 +87,13 @@ def write_message(path: Path, key: ArchivedKey, rows: TargetRows) -> None:
         for first in range(0, len(rows.sequence), GROUP_ROWS):
             piece = rows.take(slice(first, first + GROUP_ROWS))
             file.write({name: make(piece) for name, (_, make) in ARCHIVED_MESSAGE.items()})
+
+
+def write_consumption(path: Path, key: ArchivedKey, groups: Sequence[GroupBooks]) -> None:
+    """Write what groups of a realtime server have done with the messages of an hour."""
+    rows = [group_row(books)[1:] for books in groups]
+    with closing(ParquetRows(path, CONSUMPTION_TYPES, key.facts())) as file:
+        file.write(columns_of(CONSUMPTION_TYPES, rows))
 
 
 def read_schedule(
@@ -144,6 +163,17 @@ def read_message(name: str, key: ArchivedKey, path: Path) -> Iterator[TargetRows
         yield TargetRows(sequence, due, batch_of, batches, (target,), tuple(subjects), hashes)
 
 
+def read_groups(name: str, key: ArchivedKey, path: Path) -> list[GroupBooks]:
+    """Read a file of the table ``consumption``, see `read_schedule`."""
+    return [
+        GroupBooks(
+            key.log_id, int(row.pop("group_id"), 16), row.pop("subject") or "", row.pop("consumers") or "", **row
+        )
+        for piece in _pieces(name, key, path, CONSUMPTION_TYPES)
+        for row in piece.rows()
+    ]
+
+
 def join_targets(parts: Sequence[TargetRows]) -> TargetRows:
     """The rows of several realtime servers as those of one audit, by rising sequence."""
     numbered = []
@@ -181,6 +211,11 @@ class _Piece:
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For a few rows."""
+        found: list[dict[str, Any]] = self._table.to_pylist()
+        return found
 
     def longs(self, name: str) -> Int64s:
         """A column of whole numbers, with 0 in place of a null."""

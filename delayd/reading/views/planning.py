@@ -23,12 +23,15 @@ from delayd.hours import hour_name
 from delayd.log.hour import Seal, dispatch_path, schedule_path
 from delayd.machine.disk import RealDisk
 from delayd.reading.archive.archive_audit import ArchivedBooks
+from delayd.reading.archive.notes import CONSUMPTION as CONSUMED
 from delayd.reading.archive.notes import MESSAGE, NOTES, SCHEDULE, ArchivedKey, Note, key_of_note
-from delayd.reading.archive.pieces import fetch_note, live_beside, seal_of
+from delayd.reading.archive.pieces import fetch_checked, fetch_note, live_beside, seal_of
+from delayd.reading.archive.rows import read_groups
 from delayd.reading.archive.store import ArchiveStore, is_archive, open_store
 from delayd.reading.audit import AuditTerms, Span, Spans
 from delayd.reading.books import plan_faults, seal_books
 from delayd.reading.conditions import common_hours, due_ms_max
+from delayd.reading.consumption import GroupBooks, sum_groups
 from delayd.reading.files.directory import Role, find_directories, take_snapshot
 from delayd.reading.files.origins import HourRows, LoggedDecisions, MessageTail
 from delayd.reading.files.row_arrays import NO_INT64S
@@ -45,7 +48,7 @@ from delayd.reading.files.target_index import (
 from delayd.reading.findings import Finding
 from delayd.reading.plan import PART_ROWS_MAX, AuditedOrigin, AuditPlan, plan_audit
 from delayd.reading.seals import SealBook, sealed_facts
-from delayd.reading.tables import TABLES, Columns, Value, columns_of, consumption
+from delayd.reading.tables import CONSUMPTION, TABLES, Columns, Value, columns_of, group_row
 from delayd.reading.views.held import PlacedFile
 from delayd.reading.views.parts import (
     DAMAGED,
@@ -180,7 +183,7 @@ def _archived_hours(query: ViewQuery, stores: Sequence[ArchiveStore], now_ms: in
             hour, file = (key.origin, key.hour), PlacedFile(store.uri, key)
             if key.table == MESSAGE:
                 messages.setdefault(hour, {}).setdefault(key.log_id, file)
-            elif query.wants(*hour):
+            elif key.table == SCHEDULE and query.wants(*hour):
                 schedules.setdefault(hour, file)
     return {hour: ArchivedHour(file, tuple(messages.get(hour, {}).values()), terms) for hour, file in schedules.items()}
 
@@ -280,13 +283,36 @@ def _known_rows(
         yield columns_of(SEAL_TYPES, [_seal_row(seal) for seal in wanted])
     elif query.view == FINDINGS:
         yield columns_of(AUDITED[FINDINGS], [finding_row(each) for each in _totals(query, planned, stores)])
+    elif query.view == GROUPS:
+        yield columns_of(CONSUMPTION, [group_row(books) for books in _groups(query, planned, stores)])
     elif planned is None:
         return
-    elif query.view == GROUPS:
-        yield consumption(planned.plan)
     elif query.view == HOURS and planned.damage:
         damage = [hour_row((log_id, 0), DAMAGED, what, None) for log_id, what in planned.damage]
         yield columns_of(AUDITED[HOURS], damage)
+
+
+def _groups(
+    query: ViewQuery, planned: PlannedDirectories | None, stores: Sequence[ArchiveStore]
+) -> Iterator[GroupBooks]:
+    """The groups of realtime servers: by the logs of those whose directories are here, and by archives of others."""
+    here: set[int] = set()
+    if planned is not None:
+        here = {target.log_id for target in planned.plan.index.targets}
+        yield from (books for each in planned.plan.consumption for books in each.groups)
+    files: dict[ArchivedKey, ArchiveStore] = {}
+    for store in stores:
+        for key in archived_keys(store):
+            if key.table == CONSUMED and key.log_id not in here and key.hour in query.hours:
+                files.setdefault(key, store)
+    found: list[GroupBooks] = []
+    with TemporaryDirectory() as folder:
+        for key, store in files.items():
+            path = fetch_checked(store, fetch_note(store, key, Path(folder)), Path(folder))
+            found += read_groups(f"{store.uri}/{key.file}", key, path)
+            if path.is_relative_to(folder):
+                path.unlink()  # The copy of an object.
+    yield from sum_groups(found)
 
 
 def _totals(query: ViewQuery, planned: PlannedDirectories | None, stores: Sequence[ArchiveStore]) -> Iterator[Finding]:
