@@ -397,10 +397,8 @@ class PullBooks:
         return covering
 
     def _stretches(self, bounds: Int64s, entries: Int64s) -> tuple[Int64s, Int64s]:
-        low = np.searchsorted(bounds, self._first[entries])
-        counts = np.searchsorted(bounds, self._end[entries]) - low
-        places = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-        return places, np.repeat(entries, counts)
+        places, which = _covered(bounds, self._first[entries], self._end[entries])
+        return places, entries[which]
 
     def _closed(self, bounds: Int64s, pull_of: Int64s) -> Int64s:
         """For each stretch the first entry that ends its pull; one entry may span stretches of other groups."""
@@ -529,13 +527,11 @@ class PullBooks:
         begins = self._consume[pulls]
         ends = begins + self._end[pulls] - self._first[pulls]
         edges = np.unique(np.concatenate((low, high, begins, ends)))
-        first, counts = np.searchsorted(edges, begins), np.searchsorted(edges, ends) - np.searchsorted(edges, begins)
-        places = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
         last_pull = np.full(len(edges), -1)
-        last_pull[places] = np.repeat(pulls, counts)
-        first, counts = np.searchsorted(edges, low), np.searchsorted(edges, high) - np.searchsorted(edges, low)
-        places = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-        by = np.repeat(closed_by[acked], counts)
+        places, which = _covered(edges, begins, ends)
+        last_pull[places] = pulls[which]
+        places, which = _covered(edges, low, high)
+        by = closed_by[acked[which]]
         wrong = last_pull[places] > by
         for at, closer in zip(places[wrong][:FAULTS_TOLD].tolist(), by[wrong].tolist(), strict=False):
             what = f"message {edges[at]} of {life.subject or 'its subject'} was given to {_name(life)} again"
@@ -549,6 +545,14 @@ def _distinct(begins: Int64s, ends: Int64s) -> int:
     begins, ends = begins[order], ends[order]
     reached = np.maximum.accumulate(np.concatenate((begins[:1], ends)))[:-1]
     return int(np.maximum(ends - np.maximum(begins, reached), 0).sum())
+
+
+def _covered(edges: Int64s, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+    """The stretches between edges that ranges cover, one range behind the other, and for each which range it is."""
+    low = np.searchsorted(edges, begins)
+    counts = np.searchsorted(edges, ends) - low
+    which = np.repeat(np.arange(len(counts)), counts)
+    return (low - (np.cumsum(counts) - counts))[which] + np.arange(len(which)), which
 
 
 def _name(life: _GroupLife) -> str:
