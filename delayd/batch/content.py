@@ -132,7 +132,7 @@ def _bare_state(state: int) -> int:
 
 
 class Tally(NamedTuple):
-    """Sums that two machines compare for rows that one handed to the other; tallies of disjoint rows add up."""
+    """Sums over rows, by which they are compared without being there; those of disjoint rows add up."""
 
     rows: int = 0
     first: int = 0
