@@ -27,8 +27,9 @@ help:
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
 
-# Three workers on two cores, because many tests wait for timers and processes. Beside them run the tests that wait for
-# one large process: Spark's JVM, or the build of a package. Tests that need a core of their own come last, two at a time.
+# Three workers on two cores, because many tests wait for timers and processes. Beside them run, by two, the tests that
+# wait for one large process: Spark's JVM, or the build of a package. Tests that need a core of their own come last,
+# two at a time.
 test: $(STAMP)
 	$(MAKE) --jobs 2 --output-sync=target test-parallel test-apart
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "serial and not long"
@@ -37,7 +38,7 @@ test-parallel: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not serial and not spark and not packaging and not long"
 
 test-apart: $(STAMP)
-	$(BIN)/python -m pytest -p no:cacheprovider -m "spark or packaging"
+	$(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist loadfile -m "spark or packaging"
 
 # What `make test` has in a bounded form.
 long: $(STAMP)

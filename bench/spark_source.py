@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--views", default="schedule,lifecycle", help="with commas between")
     parser.add_argument("--in", dest="folder", metavar="FOLDER", help="where to write: a disk, or memory")
     parser.add_argument("--data", metavar="DIR", help="a directory that was written so already")
+    parser.add_argument("--turns", type=int, default=TURNS, help="of the queries for all rows")
     parser.add_argument("--no-archive", action="store_true", help="leave the archive out")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
@@ -45,20 +46,20 @@ def main() -> int:
         if not arguments.no_archive:
             archive_directory(data, open_store(f"{folder}/archive"))
             places["archive"] = f"{folder}/archive"
-        _time_all(places, arguments.views.split(","))
+        _time_all(places, arguments.views.split(","), arguments.turns)
     return 0
 
 
-def _time_all(places: dict[str, str], views: list[str]) -> None:
+def _time_all(places: dict[str, str], views: list[str], turns: int) -> None:
     session = open_session(f"local[{os.cpu_count()}]")
     hour = hour_name(FIRST_HOUR + HOURS // 2)
     condition = f"hour = '{hour}'"
     session.conf.set(PUSHDOWN, "true")
 
-    def seconds(view: str, place: str, where: str = "true", **options: str) -> tuple[float, float]:
+    def seconds(of: int, view: str, place: str, where: str = "true", **options: str) -> tuple[float, float]:
         taken: list[float] = []
         spent: list[float] = []
-        for _ in range(TURNS):
+        for _ in range(of):
             start, start_cpu = time.perf_counter(), family_cpu_s()
             frame = session.read.format("delayd").option("view", view).options(**options).load(place)
             frame.where(where).write.format("noop").mode("overwrite").save()
@@ -68,13 +69,13 @@ def _time_all(places: dict[str, str], views: list[str]) -> None:
 
     for name, place in places.items():
         for view in views:
-            seconds(view, place, to=hour, **{"from": hour})  # The workers start.
-            every = seconds(view, place)
+            seconds(TURNS, view, place, to=hour, **{"from": hour})  # The workers start.
+            every = seconds(turns, view, place)
             few = {
-                "hour": seconds(view, place, to=hour, **{"from": hour}),
-                "hour_pushed": seconds(view, place, condition, pushdown="true"),
-                "subject": seconds(view, place, subject="subject-7"),
-                "subject_pushed": seconds(view, place, "subject = 'subject-7'", pushdown="true"),
+                "hour": seconds(TURNS, view, place, to=hour, **{"from": hour}),
+                "hour_pushed": seconds(TURNS, view, place, condition, pushdown="true"),
+                "subject": seconds(TURNS, view, place, subject="subject-7"),
+                "subject_pushed": seconds(TURNS, view, place, "subject = 'subject-7'", pushdown="true"),
             }
             figures = {"all_s": round(every[0], 2), "all_cpu_s": round(every[1], 2)}
             for query, (taken, spent) in few.items():

@@ -81,7 +81,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
         with Consumer(meta, "orders", group="g") as consumer:
             for number, message in enumerate(consumer, 1):
                 if number % 10 == 1:
-                    message.nack(timedelta(hours=1))
+                    message.nack(timedelta(days=9))  # On no day on which others are due.
                 elif number % 10 == 2:
                     message.reject("bad")
                 else:
@@ -150,7 +150,7 @@ def test_a_forecast_counts_what_is_over_the_capacity_and_a_quota(fleet: Fleet) -
         )
         assert (row["seconds_over"], row["messages_over"]) == (len(over), sum(over))
         assert counts[int(datetime.fromisoformat(row["busiest_at"]).timestamp())] == max(counts.values())
-    # Ten messages come again within two hours. Dead letters are not work to come.
+    # Ten messages come again in nine days. Dead letters are not work to come.
     assert sum(row["messages"] for row in rows if row["subject"] is None) == len(fleet.due) + 10
 
 
