@@ -89,6 +89,12 @@ class SparkAudit(Protocol):
     ) -> "AuditReport": ...
 
 
+class RunGateway(Protocol):
+    """Serves HTTP until it is told to stop; returns the exit code."""
+
+    def __call__(self, meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool) -> int: ...
+
+
 class SparkJob(Protocol):
     """Runs a job in Spark, named by the word behind ``delayd spark``: its rows, or none when a folder receives them."""
 
@@ -106,9 +112,12 @@ class SparkJob(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The three servers by role, the audit and jobs in Spark, and how delayd is started in another process."""
+    """The three servers by role, the gateway, the audit and jobs in Spark, and how delayd is started in another
+    process.
+    """
 
     run_server: Mapping[str, Callable[[ServerConfig], int]]
+    run_gateway: RunGateway
     spark_audit: SparkAudit
     spark_job: SparkJob
     command: Sequence[str] = OWN_COMMAND  # Followed by a role and its options.
@@ -151,6 +160,7 @@ PLACES = {
     "meta": CommandPlace("serve", "meta", "Run the meta server: who is alive, who serves what."),
     "delay": CommandPlace("serve", "delay", "Run a delay server: it holds messages until they are due."),
     "realtime": CommandPlace("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
+    "gateway": CommandPlace("gateway_command", "gateway", "Serve HTTP, for programs without a client of delayd."),
     "send": CommandPlace("send", "send", "Send messages that become due later."),
     "consume": CommandPlace("consume_command", "consume", "Take due messages and acknowledge them."),
     "work": CommandPlace("work", "work", "Call the handlers of a worker for due messages."),

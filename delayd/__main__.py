@@ -6,6 +6,7 @@ calls ``main(programs)`` with a ``cli.programs.Programs`` that holds what the co
     run_server["meta"](config)       calls  meta.program.run(config)
     run_server["delay"](config)      calls  delayd.delay.program.run(config)
     run_server["realtime"](config)   calls  realtime.server.run(config)
+    run_gateway(meta, host, …)       calls  delayd.gateway.program.run(meta, host, …)
     spark_audit(*places, …)          calls  spark.session.audit(*places, …)
     spark_job(job, data, …)          calls  spark.pipelines.run.run(job, data, …)
 
@@ -26,7 +27,7 @@ from delayd.programs import ProgramNotFound, find
 
 if TYPE_CHECKING:
     from cli.listing import Cell
-    from cli.main import Programs, ServerConfig, SparkAudit, SparkJob
+    from cli.main import Programs, RunGateway, ServerConfig, SparkAudit, SparkJob
     from delayd.reading.books import AuditReport
     from delayd.reading.proved import ProvedHours
 
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _EXIT_NOT_INSTALLED = 1
-_SPARK_DISTRIBUTIONS = ("pyspark", "pandas", "pyarrow")  # The distributions that the extra `spark` installs.
+# The packages that an extra installs.
+_SPARK_DISTRIBUTIONS = ("pyspark", "pandas", "pyarrow")
+_GATEWAY_DISTRIBUTIONS = ("starlette", "uvicorn", "httptools", "msgspec", "prometheus_client")
 
 
 def main() -> int:
@@ -56,6 +59,7 @@ def _programs() -> "Programs":
             "delay": _server(lambda: import_module("delayd.delay.program")),
             "realtime": _server(lambda: find("realtime.server")),
         },
+        run_gateway=_run_gateway,
         spark_audit=_spark_audit,
         spark_job=_spark_job,
     )
@@ -67,6 +71,12 @@ def _server(load: Callable[[], ModuleType]) -> "Callable[[ServerConfig], int]":
         return program(config)
 
     return run
+
+
+def _run_gateway(meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool) -> int:
+    with _named_distribution("a gateway", "gateway", _GATEWAY_DISTRIBUTIONS):
+        run: RunGateway = import_module("delayd.gateway.program").run
+    return run(meta, host, port, names, insecure=insecure)
 
 
 def _spark_audit(
@@ -98,13 +108,15 @@ def _spark_job(
 
 
 @contextmanager
-def _named_distribution() -> Iterator[None]:
+def _named_distribution(
+    what: str = "Spark", extra: str = "spark", packages: Sequence[str] = _SPARK_DISTRIBUTIONS
+) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _SPARK_DISTRIBUTIONS:
+        if error.name is None or error.name.partition(".")[0] not in packages:
             raise
-        raise ProgramNotFound(f"Spark needs {error.name}: pip install 'delayd[spark]'") from error
+        raise ProgramNotFound(f"{what} needs {error.name}: pip install 'delayd[{extra}]'") from error
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ Value = str | int | bool
 DATA_DEFAULT = "delayd-data"  # In the folder where the server is started, so that a first try touches no other place.
 DELAY_PORT = META_PORT + 1
 REALTIME_PORT = META_PORT + 2
+GATEWAY_PORT = META_PORT + 3
 
 # The wildcard as the resolver reads it too: one number or four parts, in any base.
 _ZERO = re.compile(r"(0x)?0+(\.(0x)?0+){0,3}", re.IGNORECASE)

@@ -1,0 +1,13 @@
+"""The gateway: HTTP for programs without a client of delayd (docs/gateway.md).
+
+It is a client of the servers, like any other, and keeps nothing that must last. A map, from the socket inwards.
+
+    program     one process: the socket, signals, the ready line
+    app         routes: which request goes where
+    sends       a body of a request becomes messages, and receipts become an answer
+    messages    what became of a message; cancel and move it; list what is pending
+    groups      messages are pulled for a group, and held here under a name until they are settled
+    values      JSON in and out: what each request may have, and its bounds
+    problems    errors as problem+json
+    metrics     what Prometheus reads
+"""

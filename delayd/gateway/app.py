@@ -1,0 +1,212 @@
+"""The app: which request goes where, and what is refused before anything is done.
+
+Invariant: a page of a browser can do nothing here that its user did not ask for: a request that comes from another
+site, or for a host that is not this one, is refused. And each answer has a status that says how the request ended.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from delayd.client.producer import AsyncProducer
+from delayd.client.pulling.consumer import AsyncConsumer
+from delayd.errors import DelaydError
+from delayd.gateway import messages, sends
+from delayd.gateway.groups import Groups
+from delayd.gateway.metrics import MEDIA_TYPE as METRICS_TYPE
+from delayd.gateway.metrics import exposition
+from delayd.gateway.problems import Refusal, answer_problem
+from delayd.gateway.sends import JSON, decoded, read_body
+from delayd.gateway.values import Leases, Pull
+
+log = logging.getLogger(__name__)
+
+UNREACHED = timedelta(seconds=5)  # So long a request waits for servers that are not there; then it is a 503.
+WORDS_BYTES_MAX = 4 << 20  # Of a request that is no message: 10,000 leases are a few hundred KB.
+
+_PULL, _LEASES = msgspec.json.Decoder(Pull), msgspec.json.Decoder(Leases)
+_encode = msgspec.json.Encoder().encode
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Gateway:
+    """What the routes share; belongs to one loop."""
+
+    def __init__(self, meta: str, hosts: frozenset[str]) -> None:
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self.hosts = hosts  # Names under which this gateway is asked; an address is always one.
+        self._meta = meta
+        self._groups = Groups(self._consumer)
+        self._producer: AsyncProducer | None = None
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Connect with the first request, and give back at the end what is held."""
+        async with AsyncProducer(self._meta, connect_timeout=UNREACHED) as producer:
+            self._producer = producer
+            self._groups.start()
+            try:
+                yield
+            finally:
+                await self._groups.close()
+
+    @property
+    def producer(self) -> AsyncProducer:
+        """The producer of all requests."""
+        assert self._producer is not None, "requests come after the start"
+        return self._producer
+
+    def _consumer(self, subject: str, group: str, lease: timedelta) -> AsyncConsumer:
+        return AsyncConsumer(self._meta, subject, group, lease=lease, prefetch=False, connect_timeout=UNREACHED)
+
+    async def send(self, request: Request) -> Response:
+        """Messages are sent."""
+        return await sends.send(self.producer, request.path_params["subject"], request)
+
+    async def listed(self, request: Request) -> Response:
+        """One message by its key, or all that are pending."""
+        if "key" in request.query_params:
+            return await messages.get(self.producer, messages.Named(request))
+        return messages.pending(self.producer, request)
+
+    async def get(self, request: Request) -> Response:
+        """What became of a message."""
+        return await messages.get(self.producer, messages.Named(request))
+
+    async def cancel(self, request: Request) -> Response:
+        """A message is ended before it is due."""
+        return await messages.cancel(self.producer, messages.Named(request))
+
+    async def move(self, request: Request) -> Response:
+        """A message gets another instant."""
+        return await messages.move(self.producer, messages.Named(request), request)
+
+    async def pull(self, request: Request) -> Response:
+        """Messages are pulled."""
+        wish = decoded(_PULL, await read_body(request, WORDS_BYTES_MAX) or b"{}")
+        path = request.path_params
+        pulled = await self._groups.pull(path["subject"], path["group"], wish, request.is_disconnected)
+        return Response(_encode({"messages": pulled}), media_type=JSON)
+
+    def says(self, say: Callable[[Groups, Leases], Awaitable[list[dict[str, object]]]]) -> Endpoint:
+        """A route on which callers say something of what they hold."""
+
+        async def said(request: Request) -> Response:
+            wish = decoded(_LEASES, await read_body(request, WORDS_BYTES_MAX))
+            return Response(_encode({"results": await say(self._groups, wish)}), media_type=JSON)
+
+        return said
+
+    async def metrics(self, request: Request) -> Response:
+        """What Prometheus reads."""
+        return Response(await exposition(self._meta, self.answered, self._groups.held), media_type=METRICS_TYPE)
+
+    async def health(self, request: Request) -> Response:
+        """This process serves; of the servers it says nothing."""
+        return Response(b"ok\n", media_type="text/plain")
+
+
+def app_of(gateway: Gateway) -> ASGIApp:
+    """The whole app."""
+    one, many = "/v1/subjects/{subject:path}/messages/{id}", "/v1/subjects/{subject:path}/messages"
+    routes = [
+        Route(many, gateway.send, methods=["POST"]),
+        Route(many, gateway.listed, methods=["GET"]),
+        Route(many, gateway.cancel, methods=["DELETE"]),
+        Route(many, gateway.move, methods=["PATCH"]),
+        Route(one, gateway.get, methods=["GET"]),
+        Route(one, gateway.cancel, methods=["DELETE"]),
+        Route(one, gateway.move, methods=["PATCH"]),
+        Route("/v1/subjects/{subject:path}/groups/{group}/pull", gateway.pull, methods=["POST"]),
+        Route("/v1/leases/ack", gateway.says(Groups.ack), methods=["POST"]),
+        Route("/v1/leases/nack", gateway.says(Groups.nack), methods=["POST"]),
+        Route("/v1/leases/reject", gateway.says(Groups.reject), methods=["POST"]),
+        Route("/v1/leases/extend", gateway.says(Groups.extend), methods=["POST"]),
+        Route("/metrics", gateway.metrics, methods=["GET"]),
+        Route("/healthz", gateway.health, methods=["GET"]),
+    ]
+    faults = {
+        HTTPException: _no_route,
+        ClientDisconnect: _gone,
+        DelaydError: _refused,
+        Refusal: _refused,
+        Exception: _bug,
+    }
+    app = Starlette(routes=routes, lifespan=gateway.lifespan, exception_handlers=faults)
+    return _Guard(app, gateway)
+
+
+class _Guard:
+    """Refuses what a foreign page sends, and counts all answers."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._gateway.answered[scope["method"], message["status"]] += 1
+            await send(message)
+
+        request = Request(scope)
+        why = self._foreign(request)
+        if why is None:
+            await self._app(scope, receive, counted)
+        else:
+            await answer_problem(Refusal(403, "foreign_request", why))(scope, receive, counted)
+
+    def _foreign(self, request: Request) -> str | None:
+        host = request.headers.get("host", "")
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        if not _is_address(name.strip("[]")) and name.lower() not in self._gateway.hosts:
+            return f"this gateway is not asked as {name[:100]!r}; start it with --name {name[:100]} if it should be"
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != host:
+            return "this request comes from a page of another site"
+        return None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return answer_problem(error)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # Nobody hears it; the metrics count it.
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "no_such_path", 405: "no_such_method"}.get(error.status_code, "bad_request")
+    return answer_problem(Refusal(error.status_code, code, error.detail, error.headers))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    log.error("request_failed method=%s path=%r", request.method, request.url.path, exc_info=error)
+    return answer_problem(error)

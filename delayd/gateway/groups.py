@@ -1,0 +1,209 @@
+"""Groups: messages are pulled for a group of consumers, and each is held under a *lease*, a name that nobody can guess,
+until the caller says what became of it or its time is over.
+
+Invariant: nothing here must last. When this process ends, what it holds comes to the group again when the time of its
+lease is over, as it does when a consumer dies. A lease belongs to the gateway that gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage
+from delayd.errors import BadArgument, DelaydError
+from delayd.gateway.problems import Refusal, problem
+from delayd.gateway.values import LEASE_MS_MAX, LEASES_MAX, PULL_MAX, WAIT_MS_MAX, Leases, Pull, body_of, milliseconds
+from delayd.hours import instant_text
+
+CONSUMERS_MAX = 1_000  # Subjects and groups that are pulled from at one time; each has a connection.
+IDLE_S = 60.0  # A consumer that nobody asks for so long is closed.
+HELD_MAX = 100_000  # Messages that are held at one time.
+LEASE_BYTES = 15
+
+
+class _Whose(NamedTuple):
+    subject: str
+    group: str
+    lease_ms: int
+
+
+@dataclass(slots=True)
+class _Puller:
+    consumer: AsyncConsumer
+    used_at: float = 0.0
+    pulls: int = 0  # Under way.
+
+
+class _Held(NamedTuple):
+    message: AsyncMessage
+    ends_at: float
+
+
+class Groups:
+    """What this process has pulled; belongs to one loop."""
+
+    def __init__(self, new_consumer: Callable[[str, str, timedelta], AsyncConsumer]) -> None:
+        self._new_consumer = new_consumer
+        self._pullers: dict[_Whose, _Puller] = {}
+        self._held: dict[str, _Held] = {}
+        self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> int:
+        """How many messages are held."""
+        return len(self._held)
+
+    def start(self) -> None:
+        """Begin to forget what is over."""
+        self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def close(self) -> None:
+        """Give back what is held, and disconnect."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        held, self._held = list(self._held.values()), {}
+        for each in held:
+            # It comes to another consumer at once, in place of when its lease would end.
+            await _quietly(each.message.nack(timedelta(0), wait=False))
+        pullers, self._pullers = list(self._pullers.values()), {}
+        await asyncio.gather(*(_quietly(puller.consumer.close()) for puller in pullers))
+
+    async def pull(
+        self, subject: str, group: str, wish: Pull, is_gone: Callable[[], Awaitable[bool]]
+    ) -> list[dict[str, object]]:
+        """The next messages of a group; none when none came in time. ``is_gone``: whether nobody waits for the answer
+        any more; then the messages go back at once.
+        """
+        _within("max_messages", wish.max_messages, 1, PULL_MAX)
+        _within("wait_ms", wish.wait_ms, 0, WAIT_MS_MAX)
+        _within("lease_ms", wish.lease_ms, 1, LEASE_MS_MAX)
+        if len(self._held) + wish.max_messages > HELD_MAX:
+            raise Refusal(
+                429, "slow_down", f"{HELD_MAX} pulled messages are held; settle some first", {"Retry-After": "1"}
+            )
+        puller = self._puller(_Whose(subject, group, wish.lease_ms))
+        puller.pulls += 1
+        try:
+            batch = await puller.consumer.pull(wish.max_messages, wait=milliseconds("wait_ms", wish.wait_ms))
+        finally:
+            puller.pulls -= 1
+            puller.used_at = time.monotonic()
+        if batch.outage is not None:
+            raise batch.outage
+        if len(batch) and await is_gone():
+            await batch.nack(timedelta(0), wait=False)
+            return []
+        ends_at = time.monotonic() + wish.lease_ms / 1_000
+        return [self._hold(message, ends_at) for message in batch]
+
+    def _puller(self, whose: _Whose) -> _Puller:
+        puller = self._pullers.get(whose)
+        if puller is None:
+            if len(self._pullers) >= CONSUMERS_MAX:
+                raise Refusal(
+                    429, "slow_down", f"{CONSUMERS_MAX} groups are pulled from; ask again later", {"Retry-After": "60"}
+                )
+            consumer = self._new_consumer(whose.subject, whose.group, milliseconds("lease_ms", whose.lease_ms))
+            puller = self._pullers[whose] = _Puller(consumer)
+        return puller
+
+    def _hold(self, message: AsyncMessage, ends_at: float) -> dict[str, object]:
+        lease = secrets.token_urlsafe(LEASE_BYTES)
+        self._held[lease] = _Held(message, ends_at)
+        told: dict[str, object] = {"lease": lease, **body_of(message.body), "subject": message.subject}
+        told |= {"attempt": message.attempt, "deliver_at": instant_text(message.deliver_at_ms)}
+        told |= {"deliver_at_ms": message.deliver_at_ms, "late_ms": message.late_ms}
+        told |= {"log_id": f"{message.log_id:016x}", "sequence": message.sequence}
+        if message.headers:
+            told["headers"] = {
+                name: value if isinstance(value, str) else value.decode(errors="replace")
+                for name, value in message.headers.items()
+            }
+        if message.key is not None:
+            told["key"] = message.key
+        if message.tags:
+            told["tags"] = message.tags
+        return told
+
+    # What is said of messages.
+
+    async def ack(self, wish: Leases) -> list[dict[str, object]]:
+        """The work on these messages is done; the answer for each comes when that is durable."""
+        return await self._say(wish, lambda message: message.ack(), settles=True)
+
+    async def nack(self, wish: Leases) -> list[dict[str, object]]:
+        """Give these messages back."""
+        delay = None if wish.delay_ms is None else milliseconds("delay_ms", wish.delay_ms)
+        return await self._say(wish, lambda message: message.nack(delay, error=wish.error), settles=True)
+
+    async def reject(self, wish: Leases) -> list[dict[str, object]]:
+        """Keep these messages as dead letters."""
+        if not wish.reason:
+            raise BadArgument("give a reason: one word that says why the messages are rejected")
+        return await self._say(wish, lambda message: message.reject(wish.reason, error=wish.error), settles=True)
+
+    async def extend(self, wish: Leases) -> list[dict[str, object]]:
+        """Hold these messages for longer, from now on."""
+        if wish.lease_ms is None:
+            raise BadArgument("give lease_ms: how long from now the messages are held")
+        _within("lease_ms", wish.lease_ms, 1, LEASE_MS_MAX)
+        length, ends_at = milliseconds("lease_ms", wish.lease_ms), time.monotonic() + wish.lease_ms / 1_000
+        told = await self._say(wish, lambda message: message.extend(length), settles=False)
+        for lease, each in zip(wish.leases, told, strict=True):
+            if "code" not in each and lease in self._held:
+                self._held[lease] = self._held[lease]._replace(ends_at=ends_at)
+        return told
+
+    async def _say(
+        self, wish: Leases, say: Callable[[AsyncMessage], Awaitable[None]], *, settles: bool
+    ) -> list[dict[str, object]]:
+        if not 0 < len(wish.leases) <= LEASES_MAX:
+            raise BadArgument(f"{len(wish.leases)} leases; name 1 to {LEASES_MAX} at a time")
+
+        async def one(lease: str) -> dict[str, object]:
+            held = self._held.pop(lease, None) if settles else self._held.get(lease)
+            if held is None:
+                return problem(
+                    Refusal(410, "stale_handle", "this gateway holds no such lease: it is over, or was settled")
+                )
+            try:
+                await say(held.message)
+            except DelaydError as error:
+                if settles and held.ends_at > time.monotonic():
+                    self._held[lease] = held  # Nobody knows whether it was heard; the caller may say it again.
+                return problem(error)
+            return {"lease": lease}
+
+        return list(await asyncio.gather(*map(one, wish.leases)))
+
+    async def _sweep(self) -> None:
+        """Forget leases that are over, and close consumers that nobody asks."""
+        while True:
+            await asyncio.sleep(1.0)
+            now = time.monotonic()
+            for lease in [lease for lease, held in self._held.items() if held.ends_at <= now]:
+                del self._held[lease]
+            # What such a consumer has pulled can be settled all the same.
+            for whose, puller in list(self._pullers.items()):
+                if not puller.pulls and puller.used_at + IDLE_S <= now:
+                    del self._pullers[whose]
+                    await _quietly(puller.consumer.close())
+
+
+def _within(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise BadArgument(f"{name} is {value}; it lies within {least} and {most}")
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    """Wait for something whose failure changes nothing: leases end by themselves."""
+    try:
+        await work
+    except DelaydError:
+        return

@@ -1,0 +1,115 @@
+"""The gateway as a process: it listens, says that it is ready, and stops within seconds at SIGTERM.
+
+Invariant: without tokens whoever reaches it may send, take and cancel, so it listens on this machine alone unless its
+user says otherwise in so many words.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from delayd.address import Endpoint
+from delayd.errors import BadSetting
+from delayd.gateway.app import Gateway, app_of
+from delayd.net.program import configure_logging
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_S = 3  # Requests that are under way may end.
+CONNECTIONS_MAX = 4_096
+IDLE_S = 75
+
+
+def run(meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool) -> int:
+    """Serve until a signal comes; returns the exit code.
+
+    Raises:
+        BadSetting: the address can't be used, or others could reach it and nobody has said that they may.
+    """
+    if not insecure and not _is_local(host):
+        what = f"{host} lets other machines in, and the gateway asks nobody who they are"
+        raise BadSetting(f"{what}; give an address of this machine only, or --insecure", setting="host")
+    configure_logging()
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # What it says of each stop and start is said here.
+    listening = _listen(host, port)
+    gateway = Gateway(meta, frozenset({"localhost", *map(str.lower, names)}))
+    config = uvicorn.Config(
+        app_of(gateway),
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_S,
+        timeout_keep_alive=IDLE_S,
+        limit_concurrency=CONNECTIONS_MAX,
+    )
+
+    server = _Server(config, listening)
+    uvloop.run(server.serve([listening]))
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """Says that it is ready when it serves, and ends with 0 when it was told to stop."""
+
+    def __init__(self, config: uvicorn.Config, listening: socket.socket) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        host, port = self._listening.getsockname()[:2]
+        log.info("listening host=%s port=%d", host, port)
+        print(f"ready gateway {Endpoint(host, port)} pid={os.getpid()}", flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See uvicorn; there, the process dies of the signal behind the clean stop."""
+        before = {number: signal.signal(number, self._stop) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        log.info("stopping role=gateway signal=%s", signal.Signals(number).name)
+        self.handle_exit(number, frame)
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(1_024)
+    except OSError as error:
+        listening.close()
+        raise BadSetting(
+            f"{host}:{port} can't be listened on ({error.strerror}); choose another one", setting="port"
+        ) from error
+    listening.setblocking(False)
+    return listening

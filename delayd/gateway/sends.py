@@ -1,0 +1,205 @@
+"""Sends: a request with one message, with several, or with a stream of any length, and its answer.
+
+     POST …/messages   application/json      {…}        201, a receipt
+                                             [{…}, …]   200, a list: a receipt or a problem for each
+                       application/x-ndjson  {…}↵{…}↵   200, the same as lines, while the request is still read
+                       anything else         bytes      201: they are the body, and the query has the rest
+
+Invariant: an answer to a message comes when the message is durable. Of a list or a stream each message is kept or
+refused by itself, and the answers are in the order of the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from delayd.batch.names import MESSAGE_BYTES_MAX
+from delayd.client.producer import AsyncProducer
+from delayd.client.sending.receipts import Receipt
+from delayd.errors import BadArgument, DelaydError, MessageTooLarge
+from delayd.gateway.problems import Refusal, problem
+from delayd.gateway.values import Given, NewMessage, milliseconds
+
+JSON, NDJSON = "application/json", "application/x-ndjson"
+LINE_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # A body of the largest size in base64, and the rest.
+BODY_BYTES_MAX = 64 << 20  # A list of messages; longer ones are streams.
+UNDER_WAY_MAX = 8_192  # Messages of a stream without an answer: then no more of it is read.
+PIECE_LINES = 512
+
+T = TypeVar("T")
+_Sent = asyncio.Future[Receipt] | DelaydError  # A message under way, or why it is not sent.
+
+_ONE, _SOME = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[NewMessage])
+_encode = msgspec.json.Encoder().encode
+
+
+class Lines(Response):
+    """An answer of lines as they come, also while the request is still read: nothing else reads it meanwhile."""
+
+    media_type = NDJSON
+
+    def __init__(self, lines: AsyncIterator[bytes]) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._lines = lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for line in self._lines:
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def send(producer: AsyncProducer, subject: str, request: Request) -> Response:
+    """Answer a POST of messages."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == NDJSON:
+        return Lines(_stream(producer, subject, request))
+    body = await read_body(request, BODY_BYTES_MAX if kind == JSON else MESSAGE_BYTES_MAX)
+    if kind != JSON:
+        return _given(await _queue(producer, subject, _of_query(request), body))
+    if not body.lstrip().startswith(b"["):
+        message = decoded(_ONE, body)
+        return _given(await _queue(producer, subject, message, message.content()))
+    sent = [_begin(producer, subject, message) for message in decoded(_SOME, body)]
+    return Response(_encode([await _told(each) for each in sent]), media_type=JSON)
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The whole body of a request; refused as soon as it is known to be too long."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > most:
+        raise _too_long(most)
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise _too_long(most)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_long(most: int) -> Refusal:
+    return Refusal(413, "message_too_large", f"the body of this request has more than {most} bytes")
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """A body of JSON; BadArgument says what is wrong, and where."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadArgument(f"the body of this request: {error}") from error
+
+
+def _of_query(request: Request) -> NewMessage:
+    """What the query says of a message whose body is the request's."""
+    query: dict[str, object] = dict(request.query_params)
+    if "tags" in query:
+        query["tags"] = request.query_params.getlist("tags")
+    query.pop("body", None)
+    try:
+        return msgspec.convert(query, NewMessage, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadArgument(f"the query of this request: {error}") from error
+
+
+def _queue(producer: AsyncProducer, subject: str, message: NewMessage, body: bytes) -> asyncio.Future[Receipt]:
+    """Queue a message; raises what is wrong with it."""
+    return producer.send_nowait(
+        subject,
+        body,
+        **message.terms(),  # type: ignore[arg-type]
+        headers=message.headers,
+        key=message.key,
+        on_conflict=message.on_conflict,
+        tags=message.tags,
+        ttl=None if message.ttl_ms is None else milliseconds("ttl_ms", message.ttl_ms),
+        expires_at=message.expires_at,
+        ordering_key=message.ordering_key,
+        spread=None if message.spread_ms is None else milliseconds("spread_ms", message.spread_ms),
+    )
+
+
+def _begin(producer: AsyncProducer, subject: str, message: NewMessage) -> _Sent:
+    try:
+        return _queue(producer, subject, message, message.content())
+    except DelaydError as error:
+        return error
+
+
+async def _told(sent: _Sent) -> Given | dict[str, object]:
+    """A receipt, or why the message is not kept."""
+    if isinstance(sent, DelaydError):
+        return problem(sent)
+    try:
+        return Given.of(await sent)
+    except DelaydError as error:
+        return problem(error)
+
+
+def _given(receipt: Receipt) -> Response:
+    given = Given.of(receipt)
+    return Response(_encode(given), 201, {"Location": f"messages/{given.id}"}, JSON)
+
+
+async def _stream(producer: AsyncProducer, subject: str, request: Request) -> AsyncIterator[bytes]:
+    """Answer a stream: its lines are sent as they come, and answered in their order as they are kept."""
+    under_way: asyncio.Queue[_Sent | None] = asyncio.Queue(UNDER_WAY_MAX)
+
+    async def read() -> None:
+        try:
+            async for line in _lines(request):
+                await under_way.put(line if isinstance(line, DelaydError) else _begin_line(producer, subject, line))
+        except ClientDisconnect:
+            pass  # Nobody hears the answers; whole lines are sent all the same.
+        finally:
+            await under_way.put(None)
+
+    reading = asyncio.get_running_loop().create_task(read())
+    try:
+        while (sent := await under_way.get()) is not None:
+            told = [_encode(await _told(sent))]
+            # What waits by now leaves in one piece: most often it shared the batch.
+            while len(told) < PIECE_LINES and not under_way.empty():
+                sent = under_way.get_nowait()
+                if sent is None:
+                    under_way.put_nowait(None)
+                    break
+                told.append(_encode(await _told(sent)))
+            yield b"\n".join([*told, b""])
+        await reading
+    finally:
+        reading.cancel()
+
+
+def _begin_line(producer: AsyncProducer, subject: str, line: bytes) -> _Sent:
+    try:
+        return _begin(producer, subject, decoded(_ONE, line))
+    except DelaydError as error:
+        return error
+
+
+async def _lines(request: Request) -> AsyncIterator[bytes | DelaydError]:
+    """The lines of a stream that are not empty. A line that is too long ends it, with an error."""
+    rest = b""
+    async for part in request.stream():
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield line
+        if len(rest) > LINE_BYTES_MAX:
+            yield MessageTooLarge(
+                f"a line of this stream has more than {LINE_BYTES_MAX} bytes; no line behind it was read"
+            )
+            rest = b""
+            break
+    if rest.strip():
+        yield rest

@@ -1,0 +1,421 @@
+"""Programs that speak HTTP alone send, look at, move, cancel, pull and acknowledge messages (docs/gateway.md)."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import delayd
+from tests.end_to_end.processes import ServerProcess
+
+Json = dict[str, object]
+JSON = {"content-type": "application/json"}
+LINES = {"content-type": "application/x-ndjson"}
+LIMIT_S = 30.0
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Json:
+        found: Json = json.loads(self.body)
+        return found
+
+    @property
+    def lines(self) -> list[Json]:
+        return [json.loads(line) for line in self.body.splitlines()]
+
+    @property
+    def code(self) -> str:
+        assert self.headers["content-type"] == "application/problem+json"
+        assert self.json["status"] == self.status
+        return str(self.json["code"])
+
+
+class Gateway:
+    """A gateway process."""
+
+    def __init__(self, meta: str, folder: Path, *options: str) -> None:
+        self._err = folder / f"gateway-{time.monotonic_ns()}.err"
+        with self._err.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "delayd", "gateway", "--meta", meta, "--port", "0", *options],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        words = self.process.stdout.readline().split()
+        assert words[:2] == ["ready", "gateway"], self._err.read_text()
+        self.port = int(words[2].rpartition(":")[2])
+
+    @property
+    def log(self) -> str:
+        return self._err.read_text()
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Json | list[Json] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        try:
+            if body is not None and not isinstance(body, bytes):
+                body, headers = json.dumps(body).encode(), {**JSON, **(headers or {})}
+            line.request(method, path, body, dict(headers or {}))
+            answer = line.getresponse()
+            return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        finally:
+            line.close()
+
+    def pull(self, subject: str, group: str = "g", **wish: int) -> list[Json]:
+        answer = self.ask("POST", f"/v1/subjects/{subject}/groups/{group}/pull", {"wait_ms": 10_000, **wish})
+        assert answer.status == 200, answer
+        found = answer.json["messages"]
+        assert isinstance(found, list)
+        return found
+
+    def say(self, word: str, *leases: object, **more: object) -> list[Json]:
+        answer = self.ask("POST", f"/v1/leases/{word}", {"leases": list(leases), **more})
+        assert answer.status == 200, answer
+        found = answer.json["results"]
+        assert isinstance(found, list)
+        return found
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(LIMIT_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@contextmanager
+def gateway_of(meta: str, folder: Path, *options: str) -> Iterator[Gateway]:
+    gateway = Gateway(meta, folder, *options)
+    try:
+        yield gateway
+    finally:
+        if gateway.process.poll() is None:
+            gateway.stop(signal.SIGKILL)
+
+
+class Cluster(NamedTuple):
+    meta: str
+    gateway: Gateway
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("gateway")
+    with ExitStack() as stack:
+        meta = stack.enter_context(ServerProcess("meta", folder))
+        for role in ("realtime", "delay"):
+            stack.enter_context(ServerProcess(role, folder, {"meta": meta.address}))
+        gateway = stack.enter_context(gateway_of(meta.address, folder))
+        yield Cluster(meta.address, gateway, folder)
+        assert gateway.stop() == 0
+        assert " ERROR " not in gateway.log, gateway.log
+
+
+def test_what_curl_sends_is_pulled_and_acknowledged(cluster: Cluster) -> None:
+    sent = cluster.gateway.ask("POST", "/v1/subjects/curl.a/messages?delay=300ms&tags=x&tags=y&key=k", b"hello \xff")
+    assert sent.status == 201
+    began = time.monotonic()
+    (message,) = cluster.gateway.pull("curl.a")
+    assert time.monotonic() - began > 0.2
+    assert base64.b64decode(str(message["body_base64"])) == b"hello \xff"
+    assert (message["key"], message["tags"], message["attempt"]) == ("k", ["x", "y"], 1)
+    assert (message["log_id"], message["sequence"]) == (sent.json["log_id"], sent.json["sequence"])
+    assert cluster.gateway.say("ack", message["lease"]) == [{"lease": message["lease"]}]
+    (again,) = cluster.gateway.say("ack", message["lease"])
+    assert (again["status"], again["code"]) == (410, "stale_handle")
+    assert cluster.gateway.pull("curl.a", wait_ms=0) == []
+
+
+def test_a_message_is_followed_moved_and_cancelled_by_its_id_and_by_its_key(cluster: Cluster) -> None:
+    ask, path = cluster.gateway.ask, "/v1/subjects/follow/messages"
+    wish: Json = {
+        "body": "é",
+        "delay": "1h30m",
+        "key": "order 1/2",
+        "tags": ["vip"],
+        "headers": {"h": "v"},
+        "ttl_ms": 5_000,
+    }
+    sent = ask("POST", path, wish)
+    assert sent.status == 201 and sent.headers["location"] == f"messages/{sent.json['id']}"
+    with delayd.Producer(cluster.meta) as producer:
+        receipt = delayd.Receipt.of_token(str(sent.json["id"]))
+        assert producer.get("follow", receipt=receipt).state is delayd.MessageState.PENDING
+    met = ask("POST", path, wish)
+    assert (met.status, met.code) == (409, "key_pending")
+    assert ask("POST", path, {**wish, "on_conflict": "keep"}).json["kept"] is True
+    for name in (f"{path}/{sent.json['id']}", f"{path}?key=order%201/2"):
+        assert ask("GET", name).json["state"] == "pending"
+    moved = ask("PATCH", f"{path}?key=order%201/2", {"deliver_at": "2027-06-01T09:00:00+02:00"})
+    assert moved.status == 200 and moved.json["deliver_at"] == "2027-06-01T07:00:00.000Z"
+    listed, total = ask("GET", f"{path}?contents=true&tag=vip&due_from=2027-05-31T00:00:00Z").lines
+    assert listed["sequence"] == moved.json["sequence"]
+    assert (listed["body"], listed["headers"], total["pending"]) == ("é", {"h": "v"}, 1)
+    assert ask("GET", f"{path}/{listed['id']}").json["state"] == "pending"
+    assert ask("DELETE", f"{path}/{sent.json['id']}").json == {"state": "cancelled"}, "an earlier receipt stands for it"
+    assert ask("GET", f"{path}/{moved.json['id']}").json["state"] == "cancelled"
+    unknown = ask("DELETE", f"{path}?key=nobody")
+    assert (unknown.status, unknown.code) == (404, "unknown")
+    due = ask("POST", path, {"body": "now", "delay_ms": 0})
+    (message,) = cluster.gateway.pull("follow")
+    cluster.gateway.say("ack", message["lease"])
+    deadline = time.monotonic() + LIMIT_S
+    while (late := ask("DELETE", f"{path}/{due.json['id']}")).code == "in_flight":
+        assert late.status == 409 and late.headers["retry-after"] and time.monotonic() < deadline
+    assert (late.status, late.code) == (409, "already_dispatched")
+
+
+def test_of_a_list_each_message_is_kept_or_refused_by_itself(cluster: Cluster) -> None:
+    wishes: list[Json] = [
+        {"body": "a", "delay": "1h"},
+        {"body": "b"},
+        {"body": "c", "delay": "900d"},
+        {"body": "d", "delay": "2h"},
+    ]
+    answer = cluster.gateway.ask("POST", "/v1/subjects/some/messages", wishes)
+    first, no_time, too_far, last = json.loads(answer.body)
+    assert answer.status == 200
+    assert last["sequence"] > first["sequence"]
+    assert (no_time["status"], too_far["code"]) == (400, "past_horizon")
+    assert cluster.gateway.ask("GET", "/v1/subjects/some/messages").lines[-1]["pending"] == 2
+
+
+def test_a_stream_is_answered_in_its_order_while_it_is_still_sent(cluster: Cluster) -> None:
+    rows = 20_000
+    with socket.create_connection(("127.0.0.1", cluster.gateway.port), LIMIT_S) as line:
+        line.sendall(
+            b"POST /v1/subjects/stream/messages HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
+            b"content-type: application/x-ndjson\r\n\r\n"
+        )
+
+        def chunk(text: bytes) -> None:
+            line.sendall(b"%x\r\n%s\r\n" % (len(text), text))
+
+        chunk(b'{"body":"first","delay":"1h"}\n')
+        heard = b""
+        while b'"sequence"' not in heard:
+            heard += line.recv(65_536)
+            assert heard, "the stream is open, and the first answer is there"
+        with ThreadPoolExecutor(1) as pool:
+
+            def rest() -> None:
+                for first in range(0, rows, 1_000):
+                    chunk(b"".join(b'{"body":"%d","delay":"1h"}\n' % number for number in range(first, first + 1_000)))
+                chunk(b'\n{"nobody":1}\n\n{"body":"last","delay":"1h"}')
+                line.sendall(b"0\r\n\r\n")
+
+            done = pool.submit(rest)
+            while not heard.endswith(b"0\r\n\r\n"):
+                heard += line.recv(1 << 20)
+            done.result()
+    lines = heard.partition(b"\r\n\r\n")[2].replace(b"\r", b"").split(b"\n")
+    answers = [json.loads(each) for each in lines if each.startswith(b"{")]
+    assert len(answers) == rows + 3
+    assert answers[-2]["code"] == "bad_argument"
+    sequences = [each["sequence"] for each in answers if "sequence" in each]
+    assert sequences == sorted(sequences) and len(set(sequences)) == rows + 2
+    assert cluster.gateway.ask("GET", "/v1/subjects/stream/messages").lines[-1]["pending"] == rows + 2
+
+
+def test_what_is_given_back_rejected_or_left_comes_again_or_not(cluster: Cluster) -> None:
+    gateway = cluster.gateway
+    for body in (b"back", b"dead", b"left", b"held"):
+        gateway.ask("POST", f"/v1/subjects/words.{body.decode()}/messages?delay_ms=0", body)
+    (back,) = gateway.pull("words.back")
+    assert "code" not in gateway.say("nack", back["lease"], delay_ms=50, error="no")[0]
+    (again,) = gateway.pull("words.back")
+    assert again["attempt"] == 2
+    gateway.say("ack", again["lease"])
+    (dead,) = gateway.pull("words.dead")
+    assert gateway.say("reject", dead["lease"], reason="bad_order") == [{"lease": dead["lease"]}]
+    with delayd.Admin(cluster.meta) as admin:
+        deadline = time.monotonic() + LIMIT_S
+        while not (letters := [each for page in admin.dead_letters("words.dead", "g") for each in page]):
+            assert time.monotonic() < deadline
+    assert [(letter.reason, letter.body) for letter in letters] == [("bad_order", b"dead")]
+    (left,) = gateway.pull("words.left", lease_ms=500)
+    (later,) = gateway.pull("words.left")
+    assert later["attempt"] == 2 and gateway.say("ack", left["lease"])[0]["code"] == "stale_handle"
+    gateway.say("ack", later["lease"])
+    (held,) = gateway.pull("words.held", lease_ms=700)
+    assert gateway.say("extend", held["lease"], lease_ms=20_000) == [{"lease": held["lease"]}]
+    time.sleep(1.5)
+    assert gateway.say("ack", held["lease"]) == [{"lease": held["lease"]}]
+
+
+def test_who_hangs_up_before_the_answer_holds_no_message(cluster: Cluster) -> None:
+    body = b'{"wait_ms": 20000, "lease_ms": 600000}'
+    with socket.create_connection(("127.0.0.1", cluster.gateway.port), LIMIT_S) as line:
+        line.sendall(
+            b"POST /v1/subjects/gone/groups/g/pull HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n%s"
+            % (len(body), body)
+        )
+        time.sleep(0.5)
+    time.sleep(0.2)
+    cluster.gateway.ask("POST", "/v1/subjects/gone/messages?delay_ms=0", b"x")
+    (message,) = cluster.gateway.pull("gone")
+    cluster.gateway.say("ack", message["lease"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_gateway_held_comes_again_when_it_ends(cluster: Cluster, tmp_path: Path, number: signal.Signals) -> None:
+    subject = f"ends.{number.name}"
+    cluster.gateway.ask("POST", f"/v1/subjects/{subject}/messages?delay_ms=0", b"x")
+    with gateway_of(cluster.meta, tmp_path) as other:
+        lease_ms = 600_000 if number is signal.SIGTERM else 3_000
+        (held,) = other.pull(subject, lease_ms=lease_ms)
+        assert cluster.gateway.say("ack", held["lease"])[0]["code"] == "stale_handle", "it is the other gateway's"
+        code = other.stop(number)
+        assert code == (0 if number is signal.SIGTERM else -number)
+    (again,) = cluster.gateway.pull(subject)
+    cluster.gateway.say("ack", again["lease"])
+
+
+HOSTILE: dict[str, tuple[str, str, bytes, Mapping[str, str]]] = {
+    "no JSON": ("POST", "/v1/subjects/bad/messages", b"{", JSON),
+    "deep JSON": ("POST", "/v1/subjects/bad/messages", b'{"headers":' * 100_000, JSON),
+    "deep lists": ("POST", "/v1/subjects/bad/messages", b"[" * 100_000, JSON),
+    "invalid UTF-8": ("POST", "/v1/subjects/bad/messages", b'{"body":"\xff","delay":"1h"}', JSON),
+    "a lone surrogate": ("POST", "/v1/subjects/bad/messages", b'{"body":"\\ud800","delay":"1h"}', JSON),
+    "beyond 64 bit": ("POST", "/v1/subjects/bad/messages", b'{"body":"x","deliver_at_ms":99999999999999999999}', JSON),
+    "beyond a double": ("POST", "/v1/subjects/bad/messages", b'{"body":"x","delay_ms":1e999}', JSON),
+    "a long delay": ("POST", "/v1/subjects/bad/messages?delay=" + "9" * 400 + "w", b"x", {}),
+    "many ms": ("POST", "/v1/subjects/bad/messages?delay_ms=999999999999999999", b"x", {}),
+    "no zone": ("POST", "/v1/subjects/bad/messages", b'{"body":"x","deliver_at":"2027-01-01T00:00:00"}', JSON),
+    "a strange zone": (
+        "POST",
+        "/v1/subjects/bad/messages",
+        b'{"body":"x","deliver_at":"2027-01-01T00:00:00+99:99"}',
+        JSON,
+    ),
+    "two instants": ("POST", "/v1/subjects/bad/messages?delay=1s&delay_ms=5", b"x", {}),
+    "an unknown option": ("POST", "/v1/subjects/bad/messages?delay=1s&dealy=2s", b"x", {}),
+    "no base64": ("POST", "/v1/subjects/bad/messages", b'{"body_base64":"$","delay":"1h"}', JSON),
+    "two bodies": ("POST", "/v1/subjects/bad/messages", b'{"body":"","body_base64":"","delay":"1h"}', JSON),
+    "a bad subject": ("POST", "/v1/subjects/%00%20/messages?delay=1s", b"x", {}),
+    "the servers' subject": ("POST", "/v1/subjects/%25retry%2F1%2F2/messages?delay=1s", b"x", {}),
+    "a path trick": ("GET", "/v1/subjects/../../etc/passwd", b"", {}),
+    "a wrong id": ("GET", "/v1/subjects/bad/messages/zzzz", b"", {}),
+    "no name": ("DELETE", "/v1/subjects/bad/messages", b"", {}),
+    "a wrong bound": ("GET", "/v1/subjects/bad/messages?due_from=tomorrow", b"", {}),
+    "too many": ("POST", "/v1/subjects/bad/groups/g/pull", b'{"max_messages":1001}', {}),
+    "a long wait": ("POST", "/v1/subjects/bad/groups/g/pull", b'{"wait_ms":30001}', {}),
+    "an empty group": ("POST", "/v1/subjects/bad/groups/%20%0a/pull", b"{}", {}),
+    "no leases": ("POST", "/v1/leases/ack", b'{"leases":[]}', {}),
+    "leases of numbers": ("POST", "/v1/leases/ack", b'{"leases":[1]}', {}),
+    "no reason": ("POST", "/v1/leases/reject", b'{"leases":["x"]}', {}),
+    "a foreign page": ("POST", "/v1/subjects/bad/messages?delay=1s", b"x", {"origin": "http://evil.example"}),
+    "no page": ("POST", "/v1/subjects/bad/messages?delay=1s", b"x", {"origin": "null"}),
+    "a foreign name": ("GET", "/healthz", b"", {"host": "evil.example"}),
+    "no method": ("PUT", "/v1/subjects/bad/messages", b"x", {}),
+    "too large": ("POST", "/v1/subjects/bad/messages?delay=1s", bytes((4 << 20) + 1), {}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_bad_input_is_refused_by_name_and_nothing_is_sent(cluster: Cluster, name: str) -> None:
+    method, path, body, headers = HOSTILE[name]
+    answer = cluster.gateway.ask(method, path, body, headers)
+    assert 400 <= answer.status < 500 and answer.code and answer.json["detail"], answer
+    assert cluster.gateway.ask("GET", "/v1/subjects/bad/messages").lines == [
+        {"pending": 0, "in_flight": 0, "unread": 0}
+    ]
+
+
+def test_a_body_that_is_declared_too_long_is_refused_before_it_is_read(cluster: Cluster) -> None:
+    with socket.create_connection(("127.0.0.1", cluster.gateway.port), LIMIT_S) as line:
+        line.sendall(
+            b"POST /v1/subjects/bad/messages?delay=1s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
+            % (4 << 30)
+        )
+        assert line.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_who_hangs_up_in_a_request_is_no_fault_of_the_gateway_and_whole_lines_are_sent(cluster: Cluster) -> None:
+    head = (
+        b"POST /v1/subjects/cut/messages HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 900\r\ncontent-type: %s\r\n\r\n"
+    )
+    for kind in (b"application/json", b"application/x-ndjson"):
+        with socket.create_connection(("127.0.0.1", cluster.gateway.port), LIMIT_S) as line:
+            line.sendall(head % kind + b'{"body":"a","delay":"1h"}\n{"body":"b"')
+            time.sleep(0.3)
+    deadline = time.monotonic() + LIMIT_S
+    while cluster.gateway.ask("GET", "/v1/subjects/cut/messages").lines[-1]["pending"] != 1:
+        assert time.monotonic() < deadline
+
+
+def test_metrics_name_each_server_and_group_and_say_who_is_away(tmp_path: Path) -> None:
+    def figures(gateway: Gateway) -> dict[tuple[str, str], float]:
+        text = gateway.ask("GET", "/metrics").body.decode()
+        samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+        return {(each.name, each.labels.get("role") or each.labels.get("group", "")): each.value for each in samples}
+
+    with (
+        ServerProcess("meta", tmp_path) as meta,
+        ServerProcess("realtime", tmp_path, {"meta": meta.address}) as realtime,
+        ServerProcess("delay", tmp_path, {"meta": meta.address}),
+        gateway_of(meta.address, tmp_path) as gateway,
+    ):
+        for _ in range(3):
+            gateway.ask("POST", "/v1/subjects/m/messages?delay_ms=0", b"x")
+        assert len(gateway.pull("m", "billing")) == 1
+        found = figures(gateway)
+        assert [found["delayd_up", role] for role in ("meta", "delay", "realtime")] == [1, 1, 1]
+        assert found["delayd_accepted_rows", "delay"] == 3
+        assert found["delayd_group_outstanding", "billing"] == 1
+        assert found["delayd_gateway_leases", ""] == 1
+        realtime.kill()
+        assert figures(gateway)["delayd_up", "realtime"] == 0
+        meta.kill()
+        assert figures(gateway)["delayd_up", "meta"] == 0
+
+
+def test_servers_that_are_not_there_are_a_503(tmp_path: Path) -> None:
+    with gateway_of("127.0.0.1:1", tmp_path) as gateway:
+        answer = gateway.ask("POST", "/v1/subjects/m/messages?delay=1s", b"x")
+        assert (answer.status, answer.code) == (503, "server_unavailable")
+
+
+def test_other_machines_are_let_in_only_by_so_many_words(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "delayd", "gateway", "--meta", cluster.meta, "--port", "0", "--host", "0.0.0.0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2 and "--insecure" in done.stderr and not done.stdout
+    with gateway_of(cluster.meta, cluster.folder, "--host", "0.0.0.0", "--insecure", "--name", "gw.example") as gateway:
+        assert gateway.ask("GET", "/healthz", headers={"host": "GW.example:80"}).status == 200
+
+
+def test_without_its_packages_the_command_says_what_to_install(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "starlette.py").write_text("raise ModuleNotFoundError('gone', name='starlette')")
+    command = [sys.executable, "-m", "delayd", "gateway", "--meta", cluster.meta]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
+    assert done.returncode == 1
+    assert done.stderr == "delayd: a gateway needs starlette: pip install 'delayd[gateway]'\n"
