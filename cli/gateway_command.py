@@ -37,9 +37,11 @@ def gateway(programs: Programs, meta: str, host: str, port: int, names: tuple[st
     It prints `ready gateway HOST:PORT pid=PID` when it serves, and logs to stderr. SIGTERM stops it within five
     seconds; messages that it holds for its callers go back to their groups. Several gateways may run side by side.
 
+    To try it: curl -d hello 'http://127.0.0.1:7403/v1/subjects/world/messages?delay=5s'
+
     The command needs a web server: pip install 'delayd[gateway]'.
 
     $ delayd gateway
-    $ curl -d hello 'http://127.0.0.1:7403/v1/subjects/world/messages?delay=5s'
+    $ delayd gateway --meta 10.0.0.5:7400 --port 8080
     """
     return programs.run_gateway(meta, host, port, names, insecure=insecure)

@@ -45,6 +45,10 @@ def no_job(
     raise AssertionError(f"nobody asked for the job {job} in Spark")
 
 
+def _no_gateway(meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool) -> int:
+    raise AssertionError("no test of this folder serves HTTP")
+
+
 def run(
     *arguments: str,
     servers: Mapping[str, Callable[[object], int]] | None = None,
@@ -54,7 +58,7 @@ def run(
     environment: Mapping[str, str] | None = None,
 ) -> Ran:
     """Run one command line; ``servers`` stand for the programs that the launcher injects."""
-    programs = Programs(servers or {}, spark_audit, spark_job)
+    programs = Programs(servers or {}, _no_gateway, spark_audit, spark_job)
     with CliRunner().isolation(stdin, env=dict(environment or {})) as (out, err, _):
         code = entry.main(programs, arguments)
         return Ran(code, out.getvalue().decode(), err.getvalue().decode())
