@@ -84,7 +84,7 @@ def _verdict(report: "ArchiveReport") -> list[str]:
         )
     if report.not_told:
         lines.append(
-            f"the consumption of {counted(report.not_told, 'hour|hours')} is not archived: the logs are not kept from "
+            f"the consumption of {counted(report.not_told, 'hour|hours')} can't be told any more: the logs have lost "
             "their beginning"
         )
     return lines

@@ -120,15 +120,27 @@ def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> 
     return found
 
 
-def read_whole_log(disk: Disk, directory: Directory, torn: list[TornTail]) -> "PullBooks | None":
-    """The same log, if it is kept from its beginning and each entry is sound; None otherwise, and for an empty one."""
-    books, unsound = _read_books(disk, directory, torn)
-    return books if books is not None and books.whole and not unsound else None
+def pull_log_start(disk: Disk, directory: Directory) -> int | None:
+    """The offset from which on a realtime server's pull log is kept; None: nobody ever pulled."""
+    bases = segment_bases(disk, _pull_place(directory))
+    return bases[0] if bases else None
+
+
+def read_whole_log(disk: Disk, directory: Directory) -> "PullBooks | None":
+    """The entries of a pull log that is kept from its beginning; None: that is gone by now. See `read_consumption`."""
+    books, unsound = _read_books(disk, directory, [])
+    if unsound:
+        raise DamagedData(_pull_place(directory).folder, 0, f"{unsound} entries say what no server writes")
+    return books if books is not None and books.whole else None
+
+
+def _pull_place(directory: Directory) -> LogPlace:
+    return LogPlace(f"{directory.path}/pull", FileKind.PULL, directory.log_id)
 
 
 def _read_books(disk: Disk, directory: Directory, torn: list[TornTail]) -> "tuple[PullBooks | None, int]":
     """The entries of a pull log, and how many others it has, which no server writes."""
-    place = LogPlace(f"{directory.path}/pull", FileKind.PULL, directory.log_id)
+    place = _pull_place(directory)
     bases = segment_bases(disk, place)
     if not bases:
         return None, 0

@@ -46,7 +46,7 @@ from delayd.reading.archive.rows import (
     write_schedule,
 )
 from delayd.reading.archive.store import ArchiveStore
-from delayd.reading.consumption import GroupBooks, PullBooks, hour_runs, read_whole_log
+from delayd.reading.consumption import GroupBooks, PullBooks, hour_runs, pull_log_start, read_whole_log
 from delayd.reading.files.directory import Directory, Role, ScheduleSnapshot, find_directories, take_snapshot
 from delayd.reading.files.items import ITEMS, read_items
 from delayd.reading.files.origins import NO_HOURS, part_hour, read_hour, read_outcomes
@@ -69,8 +69,8 @@ class ArchiveReport:
     removed: tuple[ArchivedKey, ...] = ()  # Hours that retention had removed; the archive has their seals.
     archived_before: int = 0  # Files that had their notes already.
     not_sealed: int = 0  # Hours that have messages and no seal yet.
-    # Hours at realtime servers, without files of the table ``consumption``: groups have not ended with them; and the
-    # logs do not tell, because they are not kept from their beginning.
+    # Hours at realtime servers without files of the table ``consumption``: groups have not ended with them; and this
+    # run has found that the logs will never tell, because their beginning is gone.
     not_consumed: int = 0
     not_told: int = 0
     faults: tuple[str, ...] = ()  # Why files were not archived, by name.
@@ -175,20 +175,30 @@ class _Run:
         left = [key for key in groups if key not in self.noted]
         self._before += len(keys) - len(wanted) + len(groups) - len(left)
 
+        start = pull_log_start(self.disk, directory) if left else None
+        damage: list[str] = []
+
         def read() -> tuple[PullBooks | None, TargetIndex]:
             # The pull log is read first, so that each message that a group was given is found.
-            pulls = read_whole_log(self.disk, directory, []) if left else None
+            pulls = None
+            damage.clear()
+            try:
+                pulls = read_whole_log(self.disk, directory) if start == 0 else None
+            except DamagedData as error:
+                damage.append(error.message)
             return pulls, self._index(directory) if wanted or pulls is not None else NO_INDEX
 
         pulls, index = until_still(directory.path, read)
+        self._faults += damage
         self._total += len(wanted)
         for key in wanted:
             self._archive_message(directory, index, key)
             self._step()
+        left = [key for key in left if key._replace(table=MESSAGE) in self.noted]
         if pulls is not None:
-            self._archive_consumption(directory, pulls, index, [key for key in left if self._holds(key)])
-        elif self.disk.list_folder(f"{directory.path}/pull"):
-            self._not_told += len(left)
+            self._archive_consumption(directory, pulls, index, left)
+        elif start:
+            self._never_told(left)
 
     def _step(self) -> None:
         self._done += 1
@@ -277,28 +287,28 @@ class _Run:
         self, directory: Directory, pulls: PullBooks, index: TargetIndex, keys: Sequence[ArchivedKey]
     ) -> None:
         """Archive what groups have done with hours that all of them have ended with."""
-        runs = hour_runs(self.disk, directory, index)
-        if runs is None:
-            self._not_told += len(keys)
-            return
-        consumed, rows = pulls.by_hour(runs), index.rows_by_hour()
+        runs, rows = hour_runs(self.disk, directory, index), index.rows_by_hour()
+        consumed = {} if runs is None else pulls.by_hour(runs)
         for key in keys:
-            hour = key.origin, key.hour
-            groups = consumed.get(hour, [])
-            held = rows.get(hour, 0)
-            if index.targets[0].start and (not held or held < self._archived_rows(key)):
-                self._not_told += 1  # Retention has removed messages of it.
+            held, groups = rows.get((key.origin, key.hour), 0), consumed.get((key.origin, key.hour), [])
+            if index.targets[0].start and (runs is None or not held or held < self._archived_rows(key)):
+                self._never_told([key])  # Retention has removed messages of it.
             elif groups is None:
                 self._not_consumed += 1
-            elif groups:
+            elif not groups:
+                self._note(Note(key))
+            else:
                 path = self.folder / "consumption"
                 groups.sort(key=lambda books: (books.subject, books.group_id))
                 write_consumption(path, key, groups)
                 there = partial(_other_groups, key, self._uri(key.file), own=groups)
                 self._put(Note(key), path, there, f"the pull log of {directory.path}")
 
-    def _holds(self, key: ArchivedKey) -> bool:
-        return key._replace(table=MESSAGE) in self.noted
+    def _never_told(self, keys: Sequence[ArchivedKey]) -> None:
+        """Note that nobody can tell any more what groups have done with hours."""
+        for key in keys:
+            self._note(Note(key))
+        self._not_told += len(keys)
 
     def _archived_rows(self, key: ArchivedKey) -> int:
         return fetch_note(self.store, key._replace(table=MESSAGE), self.folder).rows

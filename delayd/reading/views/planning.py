@@ -308,7 +308,10 @@ def _groups(
     found: list[GroupBooks] = []
     with TemporaryDirectory() as folder:
         for key, store in files.items():
-            path = fetch_checked(store, fetch_note(store, key, Path(folder)), Path(folder))
+            note = fetch_note(store, key, Path(folder))
+            if not note.sha256:
+                continue
+            path = fetch_checked(store, note, Path(folder))
             found += read_groups(f"{store.uri}/{key.file}", key, path)
             if path.is_relative_to(folder):
                 path.unlink()  # The copy of an object.

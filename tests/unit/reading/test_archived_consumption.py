@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from delayd.log.consume import ConsumeTail, append_entries, consume_place
@@ -15,21 +17,25 @@ from delayd.log.pull import PullEntry, PullOp, encode_entries
 from delayd.log.segment import FileKind
 from delayd.machine.disk import RealDisk
 from delayd.reading.archive.archiver import archive_directory
-from delayd.reading.archive.notes import CONSUMPTION, ArchivedKey
+from delayd.reading.archive.notes import CONSUMPTION, MESSAGE, ArchivedKey
 from delayd.reading.archive.rows import read_groups
 from delayd.reading.archive.store import FolderStore
+from delayd.reading.books import audit_directory
 from delayd.reading.consumption import GroupBooks, hour_runs, sum_groups
 from delayd.reading.files.directory import Directory, Role
 from delayd.reading.files.stored_groups import segment_bases
 from delayd.reading.files.target_index import TargetIndexer
 from delayd.reading.views.planning import plan_view
 from delayd.reading.views.query import ViewQuery, types_of
-from tests.books import DELAY_ID, HOUR, REALTIME_ID, START_MS, Books
+from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
+from tests.tamper.honest import honest
+from tests.tamper.in_spark import write_tree
 from tests.unit.cli.runner import run
 
 from .archived import FILES, HOURS, MESSAGE_KEY, NOW_MS, audited, rewrite, tree, write_books
 
 PER_HOUR = 6  # Messages of `orders` in each hour; `bills` has four.
+SEGMENT_BYTES = (4_096, 65_536)  # What a simulated server draws its setting from.
 KEY = MESSAGE_KEY._replace(table=CONSUMPTION)
 
 
@@ -79,7 +85,7 @@ def two_hours_done(books: Books) -> None:
 
 def groups_of(store: FolderStore, hour: int = HOUR) -> list[GroupBooks] | None:
     key = KEY._replace(hour=hour)
-    if not (Path(store.uri) / key.note).exists():
+    if not (Path(store.uri) / key.file).exists():
         return None
     return read_groups(key.file, key, Path(store.uri) / key.file)
 
@@ -158,8 +164,36 @@ def test_what_the_log_has_lost_is_not_archived_and_named(books: Books, store: Fo
     (Path(books.realtime) / "pull" / sorted(path.name for path in Path(books.realtime, "pull").iterdir())[0]).unlink()
     report = archive_directory(books.root, store)
     assert (report.not_told, report.not_consumed, report.faults) == (HOURS, 0, ()) and groups_of(store) is None
-    ran = run("archive", "--data", books.root, "--to", store.uri)
-    assert "the consumption of 3 hours is not archived: the logs are not kept from their beginning" in ran.out
+    # That is told once: nothing brings the beginning back, and so later runs need not read anything.
+    assert f"{FILES + HOURS} were before" in run("archive", "--data", books.root, "--to", store.uri).out
+    other = f"{store.uri}-other"
+    told = run("archive", "--data", books.root, "--to", other).out
+    assert "the consumption of 3 hours can't be told any more: the logs have lost their beginning" in told
+    assert audited(store).balanced and not rows_of(store.uri)
+
+
+def test_an_hour_that_no_group_was_given_anything_of_is_done(books: Books, store: FolderStore) -> None:
+    two_hours_done(books)
+    say(books, end(PullOp.ACK, 13, 6, 90))
+    books.hand_over(books.send([START_MS + HOURS * HOUR_MS], subjects=("unread",)))
+    books.checkpoint()
+    books.seal(HOUR + HOURS)
+    books.see_realtime(NOW_MS + HOUR_MS)
+    report = archive_directory(books.root, store)
+    assert (report.not_consumed, report.not_told) == (0, 0) and groups_of(store, HOUR + HOURS) is None
+    assert archive_directory(books.root, store).archived_before == FILES + 2 + HOURS + 1
+    assert audited(store).balanced
+
+
+def test_a_damaged_pull_log_is_named_and_the_messages_are_archived(books: Books, store: FolderStore) -> None:
+    two_hours_done(books)
+    path = sorted(Path(books.realtime, "pull").iterdir())[0]
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    report = archive_directory(books.root, store)
+    assert [str(path) in fault for fault in report.faults] == [True] and len(report.written) == FILES
+    assert groups_of(store) is None and run("archive", "--data", books.root, "--to", store.uri).code == 3
 
 
 @pytest.mark.parametrize("consume_log", [False, True])
@@ -215,6 +249,35 @@ def test_figures_that_do_not_add_up_and_files_that_are_gone_are_named(books: Boo
     assert first == f"{store.uri}/{KEY.file}: group billing of orders was given 6 messages, and 7 became of them"
     assert f"{KEY._replace(hour=HOUR + 1).file}: the file is gone" in second
     assert run("audit", "--data", store.uri).code == 3
+
+
+def test_of_servers_own_logs_each_message_was_ended_once_by_each_group(
+    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = Random.choice
+
+    def whole(random: Random, values: Sequence[object]) -> object:
+        return 1 << 20 if tuple(values) == SEGMENT_BYTES else choice(random, values)
+
+    monkeypatch.setattr(Random, "choice", whole)  # Segments of pull logs that are not removed.
+    disk, _ = honest.__wrapped__()
+    data = write_tree(disk, tmp_path / "own")
+    report = archive_directory(data, store)
+    keys = [note.key for note in report.written if note.key.table == CONSUMPTION]
+    assert len(keys) > 9 and report.not_consumed and not report.not_told and not report.faults
+    archived: list[GroupBooks] = []
+    for key in keys:
+        held = key._replace(table=MESSAGE)
+        subjects = pq.read_table(Path(store.uri) / held.file).column("subject").to_pylist()
+        found = read_groups(key.file, key, Path(store.uri) / key.file)
+        for books in found:
+            assert books.acknowledged + books.sent_back + books.gaps == subjects.count(books.subject) > 0
+            assert not books.outstanding
+        archived += found
+    logged = {(books.log_id, books.subject): books for books in audit_directory(data, now_ms=NOW_MS).groups}
+    for books in sum_groups(archived):
+        log = logged[books.log_id, books.subject]
+        assert books.redelivered and books.pulled <= log.pulled and books.acknowledged <= log.acknowledged
 
 
 def test_sums_are_by_group() -> None:
