@@ -314,7 +314,9 @@ copy (
     from 'schedule/archive.parquet' limit 0
 ) to 'accepted/archive.parquet';
 copy (
-    select log_id, hour, sequence, '' as reason, 0 as decided_at_ms from 'schedule/archive.parquet' limit 0
+    select
+        log_id, hour, sequence, '' as reason, 0 as other_sequence, 0 as other_deliver_at_ms, 0 as decided_at_ms
+    from 'schedule/archive.parquet' limit 0
 ) to 'decision/archive.parquet';
 copy (select log_id, 0 as first_sequence, 0 as count from 'schedule/archive.parquet' limit 0) to 'skipped.parquet';
 copy (

@@ -40,6 +40,7 @@ select
     count(*) as times,
     arg_min(outcome, place) as outcome,
     arg_min(coalesce(reason, ''), place) as reason,
+    arg_min(coalesce(other_sequence, 0), place) as other_sequence,
     arg_min(coalesce(other_deliver_at_ms, 0), place) as other_due_ms,
     arg_min(coalesce(target, ''), place) as target,
     arg_min(coalesce(target_offset, 0), place) as target_offset,
@@ -80,7 +81,7 @@ with joined as (
         s.*,
         coalesce(t.times, 0) as outcomes,
         coalesce(m.times, 0) as places,
-        t.outcome, t.reason, t.other_due_ms,
+        t.outcome, t.reason, t.other_sequence, t.other_due_ms,
         coalesce(t.outcome = 'DISPATCHED', false) as said_dispatched,
         t.target as said_target, t.target_offset as said_offset, t.claimed_at_ms as said_claim_ms,
         t.appended_at_ms as said_append_ms, t.deliver_at_ms as said_due_ms,
@@ -145,7 +146,10 @@ from judged_rows;
 
 -- CANCELLED rows, and what the message log decided of them: where it keeps the message, it keeps the decision.
 create view cancelled as
-select j.log_id, j.hour, j.sequence, j.reason, d.reason as decided, v.first_sequence
+select
+    j.log_id, j.hour, j.sequence, j.reason, d.reason as decided, v.first_sequence,
+    j.other_sequence, j.other_due_ms,
+    coalesce(d.other_sequence, 0) as decided_sequence, coalesce(d.other_deliver_at_ms, 0) as decided_due_ms
 from judged j
 join server v using (log_id)
 left join decision d using (log_id, hour, sequence)
@@ -218,6 +222,11 @@ select log_id, hour, sequence, 'MISMATCH', 'nobody decided it' from cancelled
 where decided is null and first_sequence > 0 and sequence >= first_sequence
 union all
 select log_id, hour, sequence, 'MISMATCH', 'decided for another reason' from cancelled where decided <> reason
+union all
+-- That of a drained row is at another delay server, and only the outcome says which it is.
+select log_id, hour, sequence, 'MISMATCH', 'another row took its place' from cancelled
+where decided = reason and reason not in ('CANCELLED', 'DRAINED')
+    and (other_sequence, other_due_ms) <> (decided_sequence, decided_due_ms)
 union all
 select log_id, hour, sequence, 'MISMATCH', 'subject' from judged where places > 0 and stored_subject <> subject
 union all

@@ -366,23 +366,29 @@ class Books:
         logged: int | None = None,
         other_due_ms: int = 0,
     ) -> None:
-        """Record rows that were not handed over; ``other`` is the row that took their place, due at ``other_due_ms``.
+        """Record rows that were not handed over; those of an hour are one part.
 
+        ``other`` is the row that took the first one's place, the next one is that of the second; all due at
+        ``other_due_ms``.
         ``logged`` is the reason of the decision in the message log, 0 for no decision; None: as in the dispatch log.
         """
         logged = reason if logged is None else logged
-        for sequence in sequences:
-            row = self.rows[sequence]
-            if logged:
-                ended = np.zeros(1, ENDED)
-                ended["sequence"], ended["deliver_at_ms"], ended["hour"] = sequence, row.deliver_at_ms, row.hour
-                ended["reason"], ended["other"], ended["decided_at_ms"] = logged, other, claimed_at_ms
-                record = encode_known([Ended(ended.tobytes())])
-                self._append(self.messages, GroupKind.CONTROL, [record], self.appended_at_ms)
-            due_ms = np.array([row.deliver_at_ms], np.int64)
-            columns = np.array([sequence], np.uint64), due_ms, outcome, claimed_at_ms
-            part = NewPart(*columns, reason=reason, batch_id=other, target_appended_at_ms=other_due_ms)
-            self.record([(row.hour, part)])
+        rows = [self.rows[sequence] for sequence in sequences]
+        for place, row in enumerate(rows if logged else ()):
+            ended = np.zeros(1, ENDED)
+            ended["sequence"], ended["deliver_at_ms"], ended["hour"] = row.sequence, row.deliver_at_ms, row.hour
+            ended["reason"], ended["decided_at_ms"] = logged, claimed_at_ms
+            ended["other"], ended["other_at_ms"] = other + place if other else 0, other_due_ms
+            record = encode_known([Ended(ended.tobytes())])
+            self._append(self.messages, GroupKind.CONTROL, [record], self.appended_at_ms)
+        for hour in dict.fromkeys(row.hour for row in rows):
+            places = [place for place, row in enumerate(rows) if row.hour == hour]
+            numbers = np.array([sequences[place] for place in places], np.uint64)
+            due_ms = np.array([rows[place].deliver_at_ms for place in places], np.int64)
+            part = NewPart(
+                numbers, due_ms, outcome, claimed_at_ms, reason=reason, batch_id=other + places[0] if other else 0
+            )
+            self.record([(hour, part._replace(target_appended_at_ms=other_due_ms))])
 
     def redrive(self, sequences: Sequence[int]) -> None:
         """Move rows to the instants at which they would have died, were they dead letters."""

@@ -165,25 +165,26 @@ class OutcomeRows(NamedTuple):
     def others(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         """The sequences that some rows name: of the row that took their place, or that they met; 0 where there is none.
 
-        The rows of one part name rows that follow one another.
+        The rows of one part name rows that follow one another. A part that holds only some of its rows has the place
+        of the first one in ``reserved``.
         """
         part_of = self.part_of.take(rows)
         parts = self.parts.take(part_of)
-        names = _name_others(parts)
+        names = name_others(parts)
         after_first = rows - np.searchsorted(self.part_of, part_of)
-        return np.where(names, parts["batch_id"] + after_first.astype(np.uint64), np.uint64(0))
+        return np.where(names, parts["batch_id"] + parts["reserved"] + after_first.astype(np.uint64), np.uint64(0))
 
     def highest_sequence(self) -> int:
         """The highest sequence of their own server that they name, of their rows or of `others`; 0 when there is none.
 
         The other row of a DRAINED one is at another delay server, so it does not count.
         """
-        parts = self.parts[_name_others(self.parts) & (self.parts["reason"] != Reason.DRAINED)]
+        parts = self.parts[name_others(self.parts) & (self.parts["reason"] != Reason.DRAINED)]
         others = parts["batch_id"] + parts["count"] - np.uint64(1)
         return max(int(self.sequences.max(initial=0)), int(others.max(initial=0)))
 
 
-def _name_others(parts: NDArray[np.void]) -> NDArray[np.bool_]:
+def name_others(parts: NDArray[np.void]) -> NDArray[np.bool_]:
     """Which parts name another row for each of their rows."""
     found: NDArray[np.bool_] = (parts["outcome"] == Outcome.CANCELLED) & (parts["reason"] > Reason.CANCELLED)
     return found

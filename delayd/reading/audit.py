@@ -25,7 +25,7 @@ from delayd.outcome import LIVE_ON, Outcome, Proof, Reason
 from delayd.reading.explanations import Explanation, explain
 from delayd.reading.files.directory import Role
 from delayd.reading.files.origins import take_outcomes
-from delayd.reading.files.row_arrays import Fields, Join, JoinedFields, ScheduleRows, TargetRows, UInt64s
+from delayd.reading.files.row_arrays import Fields, Join, JoinedFields, ScheduleRows, Sparse, TargetRows, UInt64s
 from delayd.reading.findings import (
     FINDING,
     KINDS,
@@ -50,6 +50,7 @@ ROWS_A_NAME = 8  # Some work for each subject name is done in each piece, so a p
 WISHED = tuple(outcome for outcome in Outcome if outcome.proof is not Proof.NONE)
 # A restart of either side and its recovery takes up to this long; until then a due row may still be in flight.
 LOST_GRACE_MS = 10_000
+NAMING = tuple(reason for reason in Reason if reason not in (Reason.CANCELLED, Reason.DRAINED))
 DECIDED = tuple(outcome for outcome in Outcome if outcome is not Outcome.DISPATCHED)
 COUNTED = ("pending", "undecided", "waiting", "missing", "unproven", *PARTS)  # Masks that are figures.
 STATES = ("UNDECIDED", "PENDING", "WAITING", "LOST", "DELIVERED", "UNPROVEN", *(outcome.name for outcome in DECIDED))
@@ -100,6 +101,9 @@ class AuditTerms:
     explanations: tuple[Explanation, ...] = ()
 
 
+NO_OTHERS = Sparse(np.empty(0, np.uint64), np.empty(0, np.uint64))
+
+
 class FiledByLog(NamedTuple):
     """The facts about an hour's schedule log that the message log and the checkpoint have (rule S5).
 
@@ -110,7 +114,7 @@ class FiledByLog(NamedTuple):
     none), ``next_sequence`` the one that the checkpoint gives next; ``counted`` rows are in the schedule log by the
     checkpoint, ``dropped`` were given up by an operator. For an hour that is read in parts, ``before`` says how many
     rows of the schedule log were in the parts before this one; None: more parts follow. ``ended`` are the rows of the
-    hour that decisions in the message log have ended.
+    hour that decisions in the message log have ended, and ``others`` the rows that outcomes name beside theirs.
     """
 
     rows: ScheduleRows
@@ -121,6 +125,7 @@ class FiledByLog(NamedTuple):
     skipped: Sequence[Skipped] = ()
     before: int | None = 0
     ended: EndedRows = NO_ENDED
+    others: Sparse = NO_OTHERS
 
 
 class _Piece(NamedTuple):
@@ -441,6 +446,21 @@ class _Comparison:
         decided[cancelled[join.rows]] = accepted.ended["reason"][join.scheduled]
         own = self._part["reason"]
         self._note(Cause.OTHER_REASON, (decided != 0) & (decided != own), own, decided)
+        # That of a drained row is at another delay server, and only the outcome says which it is.
+        named = (decided == own) & np.isin(own, NAMING)
+        if named.any():
+            self._find_other_rows(accepted, named)
+
+    def _find_other_rows(self, accepted: FiledByLog, named: Mask) -> None:
+        """What an outcome says of the row that took its message's place, or met it, is what the decision says."""
+        rows = np.flatnonzero(named)
+        sequences = self._schedule.sequence[rows]
+        decision = accepted.ended[np.searchsorted(accepted.ended["sequence"], sequences)]
+        said = accepted.others.of(sequences)
+        differs = (said != decision["other"]) | (self._part["target_appended_at_ms"][rows] != decision["other_at_ms"])
+        value, other = np.zeros((2, len(self._schedule)), np.uint64)
+        value[rows], other[rows] = said, decision["other"]
+        self._note(Cause.OTHER_ROW, rows[differs], value, other)
 
     def _find_lost(self) -> None:
         classes = self._classes

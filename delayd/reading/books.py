@@ -14,11 +14,12 @@ from delayd.batch.content import tally
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.hour import RESTORED_STEP, OutcomeRows, Seal, dispatch_path
 from delayd.machine.disk import Disk, RealDisk
-from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
+from delayd.outcome import Outcome
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, NO_OTHERS, audit_hour
 from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.files.directory import ScheduleSnapshot
 from delayd.reading.files.origins import MessageTail, read_outcomes
-from delayd.reading.files.row_arrays import Sorter
+from delayd.reading.files.row_arrays import Sorter, Sparse
 from delayd.reading.files.stored_groups import TornTail, file_size, segment_bases, until_still
 from delayd.reading.files.target_index import read_target_rows
 from delayd.reading.findings import (
@@ -454,6 +455,7 @@ def _audit_part(
     """Audit an hour or a part of one, and return how many of its rows are filed; nothing else of it stays in memory."""
     sorter = Sorter()
     schedule, found = part.schedule(sorter), part.outcomes()
+    others = _named_beside(found)
     sealed = found if check is None else _sealed_outcomes(part, found)
     again = sealed is not found
     outcomes = sorter.outcomes(found)
@@ -463,9 +465,15 @@ def _audit_part(
     del found, sealed
     realtime = sorter.stored(part.realtime())
     del sorter
-    accepted = part.accepted()._replace(before=before if last else None)
+    accepted = part.accepted()._replace(before=before if last else None, others=others)
     logs = schedule, outcomes, realtime
     return audit_hour(part.log_id, part.hour, *logs, part.terms, accepted), schedule.filed_count()
+
+
+def _named_beside(outcomes: OutcomeRows) -> Sparse:
+    """The rows that cancelled ones name beside theirs; how rows stand in the dispatch log says which, so not sorted."""
+    rows = np.flatnonzero((outcomes.parts["outcome"] == Outcome.CANCELLED)[outcomes.part_of])
+    return Sparse(outcomes.sequences[rows], outcomes.others(rows)) if len(rows) else NO_OTHERS
 
 
 def _sealed_outcomes(hour: HourBooks, outcomes: OutcomeRows) -> OutcomeRows:

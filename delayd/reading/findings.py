@@ -116,6 +116,7 @@ class Cause(IntEnum):
     ACCEPTED_LABELS = 67
     NOT_DECIDED = 65
     OTHER_REASON = 66
+    OTHER_ROW = 68
     COUNTED = 70
 
 
@@ -167,6 +168,8 @@ SENTENCES: Mapping[FindingKind, Mapping[Cause, str]] = {
         Cause.NOT_DECIDED: "the dispatch log says cancelled at {value}; the message log holds it, and no "
         "decision of that",
         Cause.OTHER_REASON: "the dispatch log says cancelled for reason {value}, the message log for reason {other}",
+        Cause.OTHER_ROW: "the dispatch log names message {value} in its place, or another due instant of that, the "
+        "message log message {other}",
         Cause.LEFT_OUT: "its body is left out of the schedule log, and it was not handed over",
     },
     FindingKind.LATE: {

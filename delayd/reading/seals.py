@@ -37,7 +37,8 @@ from delayd.reading.files.stored_groups import LogMoved, TornTail, log_size, rea
 
 PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
 FIGURES = ("rows", "body_bytes", *(outcome.word for outcome in SEALED_OUTCOMES), "due_min_ms", "due_max_ms")
-PART_FIELDS = tuple(name for name in OUTCOME_ROW.names or () if name in (PART.names or ()))
+# A digest has zeros in what is reserved, where parts that were cut keep a place.
+PART_FIELDS = tuple(set(OUTCOME_ROW.names or ()) & set(PART.names or ()) - {"reserved"})
 
 Progress = Callable[[int, int], None]  # Hours verified, hours in all.
 

@@ -430,6 +430,12 @@ def _other_due(parts: Parts) -> Cells:
     return _longs(due, (parts["outcome"] == Outcome.CANCELLED) & ~_drained(parts) & (due != 0))
 
 
+def _beside(ended: NDArray[np.void], name: str) -> Cells:
+    """What decisions say of the row that took a message's place, or that it met; null of a drained one."""
+    values = ended[name]
+    return _longs(values, (values != 0) & (ended["reason"] != Reason.DRAINED))
+
+
 def _target_of(parts: Parts) -> Cells:
     """The server that got rows: a realtime server, or, of drained rows, a delay server."""
     return _ids(parts["target_log_id"], _handed_over(parts) | _drained(parts))
@@ -522,6 +528,8 @@ DECISION: dict[str, Column[HourTables]] = {
     "log_id": _own_id(lambda tables: len(tables.accepted.ended)),
     "sequence": ("long", lambda tables: _longs(tables.accepted.ended["sequence"])),
     "reason": ("string", lambda tables: _reasons(tables.accepted.ended)),
+    "other_sequence": ("long", lambda tables: _beside(tables.accepted.ended, "other")),
+    "other_deliver_at_ms": ("long", lambda tables: _beside(tables.accepted.ended, "other_at_ms")),
     "decided_at_ms": ("long", lambda tables: _longs(tables.accepted.ended["decided_at_ms"])),
 }
 DISPATCH: dict[str, Column[LogTables]] = {

@@ -90,6 +90,7 @@ def test_dead_letters_are_listed_shown_sent_again_and_ended(servers: Cluster) ->
         assert "purged 2 messages" in command("dead", "purge", *words)
         assert listed() == []
         books = json.loads(command("audit", "--data", str(servers.data), "--format", "json"))
+        assert books["balanced"], books["findings"]
         again_by_books = [each for each in books["subjects"] if each["redriven"]]
         # What was sent again, and what was purged then, ended on the retry subject; nothing of it came to nobody.
         assert [(each["cancelled"], each["moved"], each["redriven"]) for each in again_by_books] == [(5, 3, 3)]

@@ -36,6 +36,7 @@ from delayd.log.hour import (
     decode_ended,
     decode_outcomes,
     dispatch_path,
+    name_others,
     schedule_path,
 )
 from delayd.log.log import LogPlace, segment_name
@@ -146,8 +147,19 @@ def read_outcomes(
 
 
 def take_outcomes(outcomes: OutcomeRows, rows: slice | Int64s) -> OutcomeRows:
-    """Some of the outcomes; of many parts only those that they name."""
-    parts, part_of = named_of(outcomes.parts, outcomes.part_of[rows])
+    """Some of the outcomes; of many parts only those that they name.
+
+    Where rows of a part name rows that follow one another, each gets a part of its own, which knows the row's place.
+    """
+    part_of = outcomes.part_of[rows]
+    several = name_others(outcomes.parts) & (outcomes.parts["count"] > 1)
+    if several.any() and several[part_of].any():
+        places = np.arange(len(outcomes.part_of))[rows] - np.searchsorted(outcomes.part_of, part_of)
+        parts = outcomes.parts.take(part_of)
+        parts["reserved"] += np.where(several[part_of], places, 0).astype(np.uint64)
+        part_of = np.arange(len(part_of))
+    else:
+        parts, part_of = named_of(outcomes.parts, part_of)
     columns = outcomes.sequences[rows], outcomes.deliver_at_ms[rows]
     return OutcomeRows(*columns, parts, part_of, outcomes.content_hash[rows])
 

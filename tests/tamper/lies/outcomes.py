@@ -39,8 +39,13 @@ def edit_outcomes(liar: Liar, which: str, change: Callable[[NewPart], NewPart | 
         seal_anew(liar)
 
 
-def call_ended(liar: Liar, reason: Reason = Reason.CANCELLED, *, decided: bool | Reason = False) -> None:
-    """A pending message gets the outcome CANCELLED; with ``decided`` a decision of it is in the message log, too."""
+def call_ended(
+    liar: Liar, reason: Reason = Reason.CANCELLED, *, decided: bool | Reason = False, beside: tuple[int, int] = (0, 0)
+) -> None:
+    """A pending message gets the outcome CANCELLED; with ``decided`` a decision of it is in the message log, too.
+
+    The decision names no other message. The outcome names one ``beside`` it, by sequence and due instant.
+    """
     hour, like = hour_that_is(liar, "pending"), dispatch_path(DELAY, hour_that_is(liar, "open"))
     path, (group, *_) = dispatch_path(DELAY, hour), liar.groups(like)
     (row, *_) = rows_of(liar.groups(schedule_path(DELAY, hour))[0].parsed[0])
@@ -54,7 +59,8 @@ def call_ended(liar: Liar, reason: Reason = Reason.CANCELLED, *, decided: bool |
         Outcome.CANCELLED,
         claimed_at_ms=row.due_ms - HOUR_MS,
         target_log_id=0xBAD if reason is Reason.DRAINED else 0,
-        batch_id=int(reason is Reason.DRAINED),
+        batch_id=int(reason is Reason.DRAINED) or beside[0],
+        target_appended_at_ms=beside[1],
         reason=reason,
     )
     liar.disk.make_folder(path.rpartition("/")[0])
@@ -73,6 +79,12 @@ def outcome_lies() -> Told:
         partial(call_ended, reason=Reason.REPLACED, decided=Reason.CANCELLED),
         "MISMATCH",
     )
+    for name, beside in (("another message", (7, 0)), ("another due instant of the message", (0, HOUR_MS))):
+        yield (
+            f"a pending message was moved, and its outcome names {name} in its place",
+            partial(call_ended, reason=Reason.MOVED, decided=True, beside=beside),
+            "MISMATCH",
+        )
     edits: dict[str, tuple[Callable[[NewPart], NewPart | None], str]] = {
         "another target": (lambda part: part._replace(target_log_id=0x7001 ^ 0x7002 ^ part.target_log_id), "MISMATCH"),
         "an unknown target": (lambda part: part._replace(target_log_id=0xBAD), "MISMATCH"),

@@ -183,6 +183,16 @@ def test_moved_rows_are_among_the_cancelled_and_dead_letters_sent_again_among_th
     assert audit_three_ways(tmp_path, LATER_MS, tmp_path / "out", spark=False).differences == []
 
 
+def test_a_row_in_the_place_of_another_is_known_when_an_hour_is_read_in_parts(books: Books, tmp_path: Path) -> None:
+    sequences = books.send(due(20))
+    books.decide(sequences, Outcome.CANCELLED, Reason.REPLACED, other=101, other_due_ms=START_MS)
+    assert audit(books).balanced  # Read whole, and in parts of four rows.
+    books.checkpoint()
+    books.seal()
+    assert [seal.state for seal in audit(books, START_MS + 2 * HOUR_MS).seals] == [SealState.VERIFIED]
+    assert audit_three_ways(tmp_path, LATER_MS, tmp_path / "out", spark=False).differences == []
+
+
 def test_a_message_that_never_expires_or_not_yet_has_not_expired(books: Books) -> None:
     first, second, third = books.send([START_MS] * 3, expires=[0, START_MS + 9_000, START_MS + 8_000])
     books.decide([first, second, third], Outcome.EXPIRED, claimed_at_ms=START_MS + 8_999)
