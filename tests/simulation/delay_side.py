@@ -95,7 +95,12 @@ class DelayLife(World):
         if not self._begins_anew:
             return
         self._begins_anew = False
-        self.stop()
+        try:
+            self.stop()
+        except Crash:
+            # A realtime server died meanwhile: this one goes on to begin anew.
+            self._begins_anew = True
+            raise
         self.server.close()
         self.network.process_died(self)
         self.own.die()
