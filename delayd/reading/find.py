@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import BatchKind, ColumnId, Int64s
-from delayd.batch.labels import KEY, decode_headers, rows_with_tags
+from delayd.batch.labels import KEY, decode_headers, decode_tags, rows_with_tags
 from delayd.batch.sequences import find
 from delayd.errors import BadArgument, BadHeaders, DamagedData
 from delayd.hours import hour_of_ms, hours_of
@@ -36,7 +36,7 @@ from delayd.reading.files.directory import (
     take_what_is_there,
     was_removed,
 )
-from delayd.reading.files.items import bodies_of, keys_of, packed_headers_of, tags_of
+from delayd.reading.files.items import bodies_of, bytes_of, keys_of, packed_headers_of
 from delayd.reading.files.origins import (
     NO_DECISIONS,
     LoggedDecisions,
@@ -632,7 +632,7 @@ def _rows_of(
         batch.int64s(ColumnId.DELIVER_AT_MS)[rows].tolist(),
         taken,
         keys_of(batch, rows),
-        map(tuple, tags_of(batch, rows)),
+        map(decode_tags, bytes_of(batch, ColumnId.TAGS_END, rows)),
         batch.body_bytes()[rows].tolist(),
         states,
         bodies_of(batch, rows) if search.with_bodies else [None] * len(rows),

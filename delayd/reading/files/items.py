@@ -77,11 +77,11 @@ def _holds(batch: Batch, places: Int64s, sequences: UInt64s) -> bool:
     return np.array_equal(batch.uint64s(ColumnId.SEQUENCE)[places], sequences)
 
 
-def keys_of(batch: Batch, places: Int64s) -> Iterator[str | None]:
+def keys_of(batch: Batch, places: Int64s) -> list[str | None]:
     """The keys of some rows of a batch; of a later life the one that its first life had, None where there is none."""
     own, packed = bytes_of(batch, ColumnId.KEY_END, places), bytes_of(batch, ColumnId.HEADERS_END, places)
-    for key, headers in zip(own, packed, strict=True):
-        yield key.decode("utf-8", "backslashreplace") or first_key(headers)
+    pairs = zip(own, packed, strict=True)
+    return [key.decode("utf-8", "backslashreplace") or first_key(headers) for key, headers in pairs]
 
 
 def tags_of(batch: Batch, places: Int64s) -> Iterator[list[str]]:
