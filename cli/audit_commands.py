@@ -278,8 +278,8 @@ def audit(
     --accept keeps a note beside the delay server's logs, signed with the cluster's secret. Audits of the hour name its
     findings still, and say who accepts them and why; other findings than these raise the alarm again.
 
-    Exit codes: 0 the books balance, or all that unbalances them is accepted; 3 they do not, a seal is broken or a file
-    is damaged.
+    Exit codes: 0 the books balance, or all that unbalances them is accepted; 2 so it is, but a place that a newer
+    delayd wrote was left out; 3 they do not balance, a seal is broken or a file is damaged.
 
     $ delayd audit --data /var/lib/delayd --from -24h
     $ delayd audit --data /var/lib/delayd --late-limit 100ms --findings 50
@@ -362,8 +362,8 @@ def spark_audit(
     The command needs Java 17 and the extra packages of `pip install 'delayd[spark]'`. Its figures are those of `delayd
     audit`.
 
-    Exit codes: 0 the books balance, or all that unbalances them is accepted; 3 they do not, a seal is broken or a file
-    is damaged.
+    Exit codes: 0 the books balance, or all that unbalances them is accepted; 2 so it is, but a place that a newer
+    delayd wrote was left out; 3 they do not balance, a seal is broken or a file is damaged.
 
     $ delayd spark-audit --data /var/lib/delayd --from -24h
     $ delayd spark-audit /mnt/machine-a /mnt/machine-b s3://books/delayd
