@@ -80,7 +80,13 @@ def test_workers_of_several_jvms_without_delayd_are_named_and_read_once_the_whee
     shutil.copy(wheel, tmp_path / "delayd.zip")
     now_ms = START_MS + 4 * HOUR_MS
     words = [str(spark_environment / "bin" / "python"), "-c", CLUSTER % (now_ms, now_ms)]
-    own = environment(tmp_path, PYSPARK_PYTHON=str(bare / "bin" / "python"), SPARK_WORKER_DIR=str(tmp_path / "work"))
+    # Spark writes what executors say below its home, which would be the package's folder.
+    home = tmp_path / "home"
+    home.mkdir()
+    for each in Path(str(distribution("pyspark").locate_file("pyspark"))).iterdir():
+        if each.name != "work":
+            (home / each.name).symlink_to(each)
+    own = environment(tmp_path, PYSPARK_PYTHON=str(bare / "bin" / "python"), SPARK_HOME=str(home))
     lines = say([*words, books.root, str(tmp_path / "delayd.zip")], own, tmp_path)
     lacks = (
         f"refused: Spark's workers run {bare}/bin/python, which lacks delayd: run pip install 'delayd[spark]' for it"
