@@ -50,6 +50,16 @@ def honest_archive() -> Path:
     return folder / "archive"
 
 
+@cache
+def archive_with_items() -> Path:
+    """The archive of all kinds of outcomes, with keys, tags, headers and bodies."""
+    folder = Path(mkdtemp(prefix="delayd-archive-"))
+    words = "--with", "key,tags,headers,body"
+    ran = run("archive", "--data", _all_kinds(folder / "b"), "--to", str(folder / "archive"), *words)
+    assert ran.code == 0, ran
+    return folder / "archive"
+
+
 def _all_kinds(folder: Path) -> str:
     books = Books(str(folder))
     for hour in range(3):

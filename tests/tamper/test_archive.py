@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.sql_audit import audit_archive_by_sql
-from tests.tamper.archived import Forger, honest_archive, sealed
-from tests.tamper.lies.archive import ArchiveLie, Tell, archive_lies, untold_of_archives
+from tests.tamper.archived import Forger, archive_with_items, honest_archive, sealed
+from tests.tamper.lies.archive import ArchiveLie, Tell, archive_lies, first, untold_of_archives
 from tests.tamper.three_ways import archive_sql_differences
 from tests.unit.cli.runner import run
 
@@ -59,6 +59,26 @@ def test_there_are_more_than_eighty_of_them() -> None:
 def test_a_lie_about_an_archive_is_found_and_rightly_named(lie: ArchiveLie, forger: Forger) -> None:
     lie.tell(forger)
     assert names(said(forger.folder)) == lie.names
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"body": b"another"}, {"BROKEN"}),
+        ({"body": None}, {"BROKEN"}),
+        ({"headers": [("k", b"v")]}, {"BROKEN"}),
+        # Of a body that was left out of the schedule log nothing is left to check.
+        ({"body": None, "headers": None, "headers_hash": None, "left_out": True}, set()),
+        ({"key": "another", "tags": ["another"]}, set()),  # No digest covers them, as the page says.
+    ],
+)
+def test_a_lie_about_what_an_archived_message_said_is_found_if_a_digest_covers_it(
+    cells: dict[str, object], expected: set[str], tmp_path: Path
+) -> None:
+    forger = Forger(archive_with_items(), tmp_path / "archive")
+    assert names(said(forger.folder)) == set()
+    forger.edit(forger.files("schedule")[1], first(**cells))
+    assert names(said(forger.folder)) == expected
 
 
 @pytest.mark.parametrize("lie", LIES[::SQL_EVERY], ids=lambda lie: lie.name.replace(" ", "_"))
