@@ -158,7 +158,11 @@ def _wanted_subjects(query: ViewQuery) -> Callable[[str], bool] | None:
     out: then the condition that it has none is not among them.
     """
     said = [each for each in query.conditions if each.column == "subject"]
-    if not said or query.view not in BY_SUBJECT or any(each.comparison is Comparison.NULL for each in said):
+    if (
+        not said
+        or query.view not in BY_SUBJECT
+        or any(each.comparison is Comparison.NULL and not each.negated for each in said)
+    ):
         return None
     return lambda name: all(each.holds(name) for each in said)
 

@@ -382,5 +382,25 @@ def test_conditions_on_subjects_give_the_rows_that_meet_them_filed_or_not(books:
             ]
 
 
+def test_rows_of_other_subjects_are_left_out_also_where_spark_adds_that_the_subject_is_there(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    own = plans.plan_hours
+
+    def watched(*given: object, wanted: object, **named: object) -> object:
+        asked.append(wanted is not None)
+        return own(*given, wanted=wanted, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("delayd.reading.views.parts.plan_hours", watched)
+    one = Condition("subject", Comparison.IN, ("bills",))
+    there, missing = (Condition("subject", Comparison.NULL, (), negated) for negated in (True, False))
+    for conditions, leaves_out in (((one,), True), ((one, there), True), ((missing,), False), ((), False)):
+        asked.clear()
+        for part in parts_of("schedule", books.root, tasks=1, conditions=conditions):
+            assert {batch.num_columns for batch in part.read()} <= {len(types_of("schedule"))}
+        assert asked == [leaves_out], conditions
+
+
 def _placeless(row: dict[str, object]) -> dict[str, object]:
     return {name: row[name] for name in row if name != "place"}
