@@ -47,7 +47,7 @@ def test_the_metadata_says_what_delayd_is(metadata: Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.get_payload() == (REPOSITORY / "README.md").read_text()
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
-    assert metadata.get_all("Provides-Extra") == ["archive", "bench", "dev", "fast", "proof", "spark", "sql"]
+    assert metadata.get_all("Provides-Extra") == ["archive", "bench", "dev", "fast", "gateway", "proof", "spark", "sql"]
 
 
 def test_the_installed_command_says_its_version_and_its_help(environment: Path, tmp_path: Path) -> None:
