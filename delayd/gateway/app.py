@@ -6,6 +6,7 @@ site, or for a host that is not this one, is refused. And each answer has a stat
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 from collections import Counter
@@ -29,7 +30,7 @@ from delayd.gateway.groups import Groups
 from delayd.gateway.metrics import MEDIA_TYPE as METRICS_TYPE
 from delayd.gateway.metrics import exposition
 from delayd.gateway.problems import Refusal, answer_problem
-from delayd.gateway.sends import JSON, decoded, read_body
+from delayd.gateway.sends import JSON, decoded, part, queried, read_body
 from delayd.gateway.values import Leases, Pull
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,24 @@ class Gateway:
         self._meta = meta
         self._groups = Groups(self._consumer)
         self._producer: AsyncProducer | None = None
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Pulls that wait and streams end now, as if nobody were there any more; they are answered."""
+        self._stopping.set()
+
+    def _until_stop(self, request: Request) -> Receive:
+        async def receive() -> Message:
+            loop = asyncio.get_running_loop()
+            both = loop.create_task(_next(request)), loop.create_task(self._stopping.wait())
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                return both[0].result() if both[0].done() else {"type": "http.disconnect"}
+            finally:
+                for task in both:
+                    task.cancel()
+
+        return receive
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -75,13 +94,13 @@ class Gateway:
 
     async def send(self, request: Request) -> Response:
         """Messages are sent."""
-        return await sends.send(self.producer, request.path_params["subject"], request)
+        return await sends.send(self.producer, part(request, "subject"), request, self._until_stop(request))
 
     async def listed(self, request: Request) -> Response:
         """One message by its key, or all that are pending."""
         if "key" in request.query_params:
             return await messages.get(self.producer, messages.Named(request))
-        return messages.pending(self.producer, request)
+        return await messages.pending(self.producer, request)
 
     async def get(self, request: Request) -> Response:
         """What became of a message."""
@@ -97,15 +116,23 @@ class Gateway:
 
     async def pull(self, request: Request) -> Response:
         """Messages are pulled."""
+        queried(request)
         wish = decoded(_PULL, await read_body(request, WORDS_BYTES_MAX) or b"{}")
-        path = request.path_params
-        pulled = await self._groups.pull(path["subject"], path["group"], wish, request.is_disconnected)
+
+        receive = self._until_stop(request)
+
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        pulled = await self._groups.pull(part(request, "subject"), part(request, "group"), wish, gone)
         return Response(_encode({"messages": pulled}), media_type=JSON)
 
     def says(self, say: Callable[[Groups, Leases], Awaitable[list[dict[str, object]]]]) -> Endpoint:
         """A route on which callers say something of what they hold."""
 
         async def said(request: Request) -> Response:
+            queried(request)
             wish = decoded(_LEASES, await read_body(request, WORDS_BYTES_MAX))
             return Response(_encode({"results": await say(self._groups, wish)}), media_type=JSON)
 
@@ -124,13 +151,8 @@ def app_of(gateway: Gateway) -> ASGIApp:
     """The whole app."""
     one, many = "/v1/subjects/{subject:path}/messages/{id}", "/v1/subjects/{subject:path}/messages"
     routes = [
-        Route(many, gateway.send, methods=["POST"]),
-        Route(many, gateway.listed, methods=["GET"]),
-        Route(many, gateway.cancel, methods=["DELETE"]),
-        Route(many, gateway.move, methods=["PATCH"]),
-        Route(one, gateway.get, methods=["GET"]),
-        Route(one, gateway.cancel, methods=["DELETE"]),
-        Route(one, gateway.move, methods=["PATCH"]),
+        _route(many, POST=gateway.send, GET=gateway.listed, DELETE=gateway.cancel, PATCH=gateway.move),
+        _route(one, GET=gateway.get, DELETE=gateway.cancel, PATCH=gateway.move),
         Route("/v1/subjects/{subject:path}/groups/{group}/pull", gateway.pull, methods=["POST"]),
         Route("/v1/leases/ack", gateway.says(Groups.ack), methods=["POST"]),
         Route("/v1/leases/nack", gateway.says(Groups.nack), methods=["POST"]),
@@ -147,7 +169,21 @@ def app_of(gateway: Gateway) -> ASGIApp:
         Exception: _bug,
     }
     app = Starlette(routes=routes, lifespan=gateway.lifespan, exception_handlers=faults)
+    app.router.redirect_slashes = False
     return _Guard(app, gateway)
+
+
+async def _next(request: Request) -> Message:
+    return await request.receive()
+
+
+def _route(path: str, **of_methods: Endpoint) -> Route:
+    """One route for all methods of a path, so that a 405 names them all."""
+
+    async def asked(request: Request) -> Response:
+        return await of_methods["GET" if request.method == "HEAD" else request.method](request)
+
+    return Route(path, asked, methods=list(of_methods))
 
 
 class _Guard:
@@ -169,6 +205,7 @@ class _Guard:
 
         request = Request(scope)
         why = self._foreign(request)
+        scope["path"] = scope["raw_path"].decode("ascii")  # So that a / in a name is none between two.
         if why is None:
             await self._app(scope, receive, counted)
         else:
@@ -177,7 +214,7 @@ class _Guard:
     def _foreign(self, request: Request) -> str | None:
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-        if not _is_address(name.strip("[]")) and name.lower() not in self._gateway.hosts:
+        if host and not _is_address(name.strip("[]")) and name.lower() not in self._gateway.hosts:
             return f"this gateway is not asked as {name[:100]!r}; start it with --name {name[:100]} if it should be"
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage
+from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, AsyncMessageBatch
 from delayd.errors import BadArgument, DelaydError
 from delayd.gateway.problems import Refusal, problem
 from delayd.gateway.values import LEASE_MS_MAX, LEASES_MAX, PULL_MAX, WAIT_MS_MAX, Leases, Pull, body_of, milliseconds
@@ -75,10 +75,10 @@ class Groups:
         await asyncio.gather(*(_quietly(puller.consumer.close()) for puller in pullers))
 
     async def pull(
-        self, subject: str, group: str, wish: Pull, is_gone: Callable[[], Awaitable[bool]]
+        self, subject: str, group: str, wish: Pull, gone: Callable[[], Coroutine[None, None, None]]
     ) -> list[dict[str, object]]:
-        """The next messages of a group; none when none came in time. ``is_gone``: whether nobody waits for the answer
-        any more; then the messages go back at once.
+        """The next messages of a group; none when none came in time. ``gone`` returns when nobody waits for the answer
+        any more; then the pull ends, and no message has an attempt less for it.
         """
         _within("max_messages", wish.max_messages, 1, PULL_MAX)
         _within("wait_ms", wish.wait_ms, 0, WAIT_MS_MAX)
@@ -90,17 +90,36 @@ class Groups:
         puller = self._puller(_Whose(subject, group, wish.lease_ms))
         puller.pulls += 1
         try:
-            batch = await puller.consumer.pull(wish.max_messages, wait=milliseconds("wait_ms", wish.wait_ms))
+            batch = await self._pulled(puller.consumer, wish, gone)
         finally:
             puller.pulls -= 1
             puller.used_at = time.monotonic()
+        if batch is None:
+            return []
         if batch.outage is not None:
             raise batch.outage
-        if len(batch) and await is_gone():
-            await batch.nack(timedelta(0), wait=False)
-            return []
         ends_at = time.monotonic() + wish.lease_ms / 1_000
         return [self._hold(message, ends_at) for message in batch]
+
+    async def _pulled(
+        self, consumer: AsyncConsumer, wish: Pull, gone: Callable[[], Coroutine[None, None, None]]
+    ) -> AsyncMessageBatch | None:
+        """What a pull found; None when it was left before that."""
+        loop = asyncio.get_running_loop()
+        pulling = loop.create_task(consumer.pull(wish.max_messages, wait=milliseconds("wait_ms", wish.wait_ms)))
+        leaving = loop.create_task(gone())
+        try:
+            await asyncio.wait((pulling, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not pulling.done():
+                return None
+            if leaving.done():
+                consumer.give_back(pulling.result())
+                return None
+            return pulling.result()
+        finally:
+            # A pull that is cancelled leaves its messages to the next one, or to the server.
+            pulling.cancel()
+            leaving.cancel()
 
     def _puller(self, whose: _Whose) -> _Puller:
         puller = self._pullers.get(whose)

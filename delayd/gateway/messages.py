@@ -16,9 +16,9 @@ from starlette.responses import Response
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
-from delayd.errors import BadArgument
-from delayd.gateway.problems import Refusal
-from delayd.gateway.sends import JSON, Lines, decoded, read_body
+from delayd.errors import BadArgument, DelaydError
+from delayd.gateway.problems import Refusal, problem
+from delayd.gateway.sends import JSON, Lines, decoded, part, queried, read_body
 from delayd.gateway.values import Given, When, body_of, utc
 from delayd.hours import instant_text
 from delayd.outcome import MessageState
@@ -34,8 +34,8 @@ class Named:
     """One message that a path or a query names."""
 
     def __init__(self, request: Request) -> None:
-        self.subject: str = request.path_params["subject"]
-        token, key = request.path_params.get("id"), request.query_params.get("key")
+        self.subject = part(request, "subject")
+        token, key = request.path_params.get("id"), queried(request, "key").get("key")
         if (token is None) == (key is None):
             raise BadArgument("name one message: by the id of its receipt in the path, or by ?key= behind messages")
         self.receipt = None if token is None else Receipt.of_token(token)
@@ -71,14 +71,9 @@ async def move(producer: AsyncProducer, named: Named, request: Request) -> Respo
     return Response(_encode(Given.of(moved.receipt)), media_type=JSON)
 
 
-def pending(producer: AsyncProducer, request: Request) -> Response:
+async def pending(producer: AsyncProducer, request: Request) -> Response:
     """List the pending messages of a subject, as lines, however many there are."""
-    query = request.query_params
-    unknown = sorted(set(query) - {"due_from", "due_before", "tag", "contents"})
-    if unknown:
-        raise BadArgument(
-            f"there is no {unknown[0]!r} in the query of a list; there are due_from, due_before, tag, contents"
-        )
+    query = queried(request, "due_from", "due_before", "tag", "contents")
 
     def bound(name: str) -> datetime | None:
         text = query.get(name)
@@ -88,15 +83,18 @@ def pending(producer: AsyncProducer, request: Request) -> Response:
     if contents not in ("true", "false"):
         raise BadArgument(f"contents is true or false, not {contents[:40]!r}")
     pages = producer.pending(
-        request.path_params["subject"],
+        part(request, "subject"),
         due_from=bound("due_from"),
         due_before=bound("due_before"),
         tag=query.get("tag"),
         contents=contents == "true",
     )
 
+    first = await anext(pages, None)  # An error before any line has a status of its own.
+
     async def lines() -> AsyncIterator[bytes]:
-        async for page in pages:
+        page = first
+        while page is not None:
             some: list[bytes] = []
             for message in page:
                 told: dict[str, object] = {"id": message.receipt.token, "sequence": message.receipt.sequence}
@@ -112,6 +110,11 @@ def pending(producer: AsyncProducer, request: Request) -> Response:
                     told["headers"] = {name: _text(value) for name, value in message.headers.items()}
                 some.append(_encode(told))
             yield b"\n".join([*some, b""])
+            try:
+                page = await anext(pages, None)
+            except DelaydError as error:
+                yield _encode(problem(error)) + b"\n"
+                return
         yield _encode({"pending": pages.found, "in_flight": pages.in_flight, "unread": pages.unread}) + b"\n"
 
     return Lines(lines())

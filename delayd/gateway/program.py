@@ -6,6 +6,7 @@ user says otherwise in so many words.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import os
@@ -17,6 +18,7 @@ from types import FrameType
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from delayd.address import Endpoint
 from delayd.errors import BadSetting
@@ -46,7 +48,7 @@ def run(meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool
     gateway = Gateway(meta, frozenset({"localhost", *map(str.lower, names)}))
     config = uvicorn.Config(
         app_of(gateway),
-        http="httptools",
+        http=_Connection,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -57,16 +59,25 @@ def run(meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool
         limit_concurrency=CONNECTIONS_MAX,
     )
 
-    server = _Server(config, listening)
+    server = _Server(config, listening, gateway)
     uvloop.run(server.serve([listening]))
     return 0
+
+
+class _Connection(HttpToolsProtocol):
+    """Ends when no first request comes, either: uvicorn ends only those that wait for a second one."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(IDLE_S, self.timeout_keep_alive_handler)
 
 
 class _Server(uvicorn.Server):
     """Says that it is ready when it serves, and ends with 0 when it was told to stop."""
 
-    def __init__(self, config: uvicorn.Config, listening: socket.socket) -> None:
+    def __init__(self, config: uvicorn.Config, listening: socket.socket, gateway: Gateway) -> None:
         super().__init__(config)
+        self._gateway = gateway
         self._listening = listening
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -84,6 +95,10 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._gateway.stop()
+        await super().shutdown(sockets)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         log.info("stopping role=gateway signal=%s", signal.Signals(number).name)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import TypeVar
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -23,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
-from delayd.errors import BadArgument, DelaydError, MessageTooLarge
+from delayd.errors import BadArgument, DelaydError, MessageTooLarge, ServerUnavailable
 from delayd.gateway.problems import Refusal, problem
 from delayd.gateway.values import Given, NewMessage, milliseconds
 
@@ -37,6 +38,7 @@ T = TypeVar("T")
 _Sent = asyncio.Future[Receipt] | DelaydError  # A message under way, or why it is not sent.
 
 _ONE, _SOME = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[NewMessage])
+_OPTIONS = tuple(name for name in NewMessage.__struct_fields__ if name not in ("body", "body_base64", "headers"))
 _encode = msgspec.json.Encoder().encode
 
 
@@ -57,23 +59,35 @@ class Lines(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def send(producer: AsyncProducer, subject: str, request: Request) -> Response:
-    """Answer a POST of messages."""
+async def send(producer: AsyncProducer, subject: str, request: Request, until_stop: Receive) -> Response:
+    """Answer a POST of messages. ``until_stop`` receives what is sent, until the gateway stops."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in (JSON, NDJSON):
+        queried(request)
     if kind == NDJSON:
-        return Lines(_stream(producer, subject, request))
+        _check_encoding(request)
+        return Lines(_stream(producer, subject, Request(request.scope, until_stop)))
     body = await read_body(request, BODY_BYTES_MAX if kind == JSON else MESSAGE_BYTES_MAX)
     if kind != JSON:
         return _given(await _queue(producer, subject, _of_query(request), body))
     if not body.lstrip().startswith(b"["):
         message = decoded(_ONE, body)
         return _given(await _queue(producer, subject, message, message.content()))
-    sent = [_begin(producer, subject, message) for message in decoded(_SOME, body)]
-    return Response(_encode([await _told(each) for each in sent]), media_type=JSON)
+    wished = decoded(_SOME, body)
+    told: list[Given | dict[str, object]] = []
+    for first in range(0, len(wished), UNDER_WAY_MAX):
+        sent: list[_Sent] = []
+        for message in wished[first : first + UNDER_WAY_MAX]:
+            if not len(sent) % PIECE_LINES:
+                await asyncio.sleep(0)  # A long list holds nobody else up.
+            sent.append(_begin(producer, subject, message))
+        told += [await _told(each) for each in sent]
+    return Response(_encode(told), media_type=JSON)
 
 
 async def read_body(request: Request, most: int) -> bytes:
     """The whole body of a request; refused as soon as it is known to be too long."""
+    _check_encoding(request)
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > most:
         raise _too_long(most)
@@ -85,6 +99,39 @@ async def read_body(request: Request, most: int) -> bytes:
             raise _too_long(most)
         parts.append(part)
     return b"".join(parts)
+
+
+def _check_encoding(request: Request) -> None:
+    coding = request.headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise Refusal(415, "bad_encoding", f"a body in the encoding {coding[:40]!r} is not read; send it as it is")
+
+
+def queried(request: Request, *names: str, several: str | None = None) -> dict[str, str]:
+    """The query of a request: each of ``names`` once, but ``several``; BadArgument for anything else in it."""
+    try:
+        text = request.scope["query_string"].decode("ascii")
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
+    except ValueError as error:
+        raise BadArgument(f"the query of this request: {error}") from error
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in names:
+            raise BadArgument(
+                f"the query of this request may have {', '.join(names) or 'nothing'}; it has {name[:40]!r}"
+            )
+        if name != several and name in found:
+            raise BadArgument(f"the query of this request has {name!r} twice")
+        found[name] = value
+    return found
+
+
+def part(request: Request, name: str) -> str:
+    """A part of the path, such as the subject: routes see the path as it was sent, so an encoded / is of the name."""
+    try:
+        return unquote(request.path_params[name], errors="strict")
+    except UnicodeDecodeError as error:
+        raise BadArgument(f"the {name} in the path of this request is no UTF-8") from error
 
 
 def _too_long(most: int) -> Refusal:
@@ -101,10 +148,9 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 def _of_query(request: Request) -> NewMessage:
     """What the query says of a message whose body is the request's."""
-    query: dict[str, object] = dict(request.query_params)
+    query: dict[str, object] = dict(queried(request, *_OPTIONS, several="tags"))
     if "tags" in query:
         query["tags"] = request.query_params.getlist("tags")
-    query.pop("body", None)
     try:
         return msgspec.convert(query, NewMessage, strict=False)
     except msgspec.ValidationError as error:
@@ -159,7 +205,8 @@ async def _stream(producer: AsyncProducer, subject: str, request: Request) -> As
             async for line in _lines(request):
                 await under_way.put(line if isinstance(line, DelaydError) else _begin_line(producer, subject, line))
         except ClientDisconnect:
-            pass  # Nobody hears the answers; whole lines are sent all the same.
+            # Whole lines are sent all the same. Somebody hears the answers when it is this gateway that stops.
+            await under_way.put(ServerUnavailable("the gateway stops; no line behind these was read"))
         finally:
             await under_way.put(None)
 

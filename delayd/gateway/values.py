@@ -158,4 +158,7 @@ def utc(text: str, name: str) -> datetime:
         raise BadArgument(f"{name}: {text[:40]!r} is no instant; write one such as 2027-01-31T09:00:00Z") from error
     if moment.tzinfo is None:
         raise BadArgument(f"{name}: {text[:40]!r} does not say its offset from UTC; end it with Z or +02:00")
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:
+        raise BadArgument(f"{name}: {text[:40]!r} is beyond what a datetime can count") from error

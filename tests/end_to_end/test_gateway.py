@@ -285,6 +285,115 @@ def test_who_hangs_up_before_the_answer_holds_no_message(cluster: Cluster) -> No
     cluster.gateway.say("ack", message["lease"])
 
 
+def test_pulls_that_nobody_waits_for_cost_a_message_no_attempt(cluster: Cluster) -> None:
+    body = b'{"wait_ms": 20000, "lease_ms": 600000}'
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", cluster.gateway.port), LIMIT_S) as line:
+            line.sendall(
+                b"POST /v1/subjects/left/groups/g/pull HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n%s"
+                % (len(body), body)
+            )
+            time.sleep(0.02)
+    time.sleep(0.5)
+    cluster.gateway.ask("POST", "/v1/subjects/left/messages?delay_ms=0", b"x")
+    time.sleep(0.5)
+    (message,) = cluster.gateway.pull("left", lease_ms=600_000)
+    assert message["attempt"] == 1
+    cluster.gateway.say("ack", message["lease"])
+
+
+def test_a_slash_in_a_name_is_none_of_the_path(cluster: Cluster) -> None:
+    cluster.gateway.ask("POST", "/v1/subjects/a%2Fmessages%2Fb/messages?delay_ms=0", b"x")
+    (message,) = cluster.gateway.pull("a/messages/b", "x%2Fgroups%2Fy")
+    assert message["subject"] == "a/messages/b"
+    cluster.gateway.say("ack", message["lease"])
+    with delayd.Admin(cluster.meta) as admin:
+        found = [group.group for group in admin.groups("a/messages/b")]
+    assert found == ["x/groups/y"]
+
+
+def test_a_wrong_method_is_told_the_right_ones(cluster: Cluster) -> None:
+    answer = cluster.gateway.ask("PUT", "/v1/subjects/a/messages", b"x")
+    assert set(answer.headers["allow"].split(", ")) == {"POST", "GET", "HEAD", "DELETE", "PATCH"}
+
+
+def test_a_pull_that_waits_is_answered_when_the_gateway_stops(cluster: Cluster, tmp_path: Path) -> None:
+    with gateway_of(cluster.meta, tmp_path) as other, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.pull, "nothing", wait_ms=20_000)
+        time.sleep(0.5)
+        assert other.stop() == 0
+        assert waiting.result() == [] and " ERROR " not in other.log
+
+
+def test_a_stream_is_answered_up_to_its_last_line_when_the_gateway_stops(cluster: Cluster, tmp_path: Path) -> None:
+    text = b'{"body":"x","delay":"1h"}\n'
+    with (
+        gateway_of(cluster.meta, tmp_path) as other,
+        socket.create_connection(("127.0.0.1", other.port), LIMIT_S) as line,
+    ):
+        line.sendall(
+            b"POST /v1/subjects/halted/messages HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
+            b"content-type: application/x-ndjson\r\n\r\n%x\r\n%s\r\n" % (len(text), text)
+        )
+        time.sleep(0.5)
+        assert other.stop() == 0 and " ERROR " not in other.log
+        heard = b""
+        while got := line.recv(65_536):
+            heard += got
+    kept, last = [json.loads(each) for each in heard.splitlines() if each.startswith(b"{")]
+    assert "sequence" in kept and (last["status"], last["code"]) == (503, "server_unavailable")
+    assert heard.endswith(b"\r\n0\r\n\r\n"), "it ends as an answer, not as a cut line"
+
+
+def test_a_list_ends_with_a_problem_when_its_server_is_gone(tmp_path: Path) -> None:
+    rows = 40_000
+    with (
+        ServerProcess("meta", tmp_path) as meta,
+        ServerProcess("delay", tmp_path, {"meta": meta.address}) as delay,
+        gateway_of(meta.address, tmp_path) as gateway,
+    ):
+        gateway.ask("POST", "/v1/subjects/s/messages", [{"body": "x" * 1_000, "delay": "1h"}] * rows)
+        with socket.create_connection(("127.0.0.1", gateway.port), LIMIT_S) as line:
+            line.sendall(
+                b"GET /v1/subjects/s/messages?contents=true HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+            )
+            heard = line.recv(1_000)
+            delay.kill()
+            while got := line.recv(1 << 20):
+                heard += got
+        last = [json.loads(each) for each in heard.splitlines() if each.startswith(b"{")][-1]
+        assert heard.startswith(b"HTTP/1.1 200") and last["status"] == 503, last
+        assert " ERROR " not in gateway.log
+
+
+def test_connections_without_a_request_end(cluster: Cluster) -> None:
+    program = (
+        "import sys, delayd.gateway.program as p; p.IDLE_S = 1; p.run(sys.argv[1], '127.0.0.1', 0, (), insecure=False)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, cluster.meta], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().split()[2].rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), LIMIT_S) as line:
+            assert line.recv(1) == b""
+    finally:
+        process.terminate()
+        process.communicate(timeout=LIMIT_S)
+
+
+def test_a_long_list_holds_nobody_else_up(cluster: Cluster) -> None:
+    rows = 100_000
+    body = b"[" + b",".join([b'{"body":"","delay":"1h"}'] * rows) + b"]"
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(cluster.gateway.ask, "POST", "/v1/subjects/long/messages", body, JSON)
+        asked, began = 0, time.monotonic()
+        while not sending.done():
+            assert cluster.gateway.ask("GET", "/healthz").status == 200
+            asked += 1
+        assert asked > 4 * (time.monotonic() - began), "each waits for a piece of the list, at most"
+        assert len(json.loads(sending.result().body)) == rows
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_a_gateway_held_comes_again_when_it_ends(cluster: Cluster, tmp_path: Path, number: signal.Signals) -> None:
     subject = f"ends.{number.name}"
@@ -335,6 +444,19 @@ HOSTILE: dict[str, tuple[str, str, bytes, Mapping[str, str]]] = {
     "a foreign page": ("POST", "/v1/subjects/bad/messages?delay=1s", b"x", {"origin": "http://evil.example"}),
     "no page": ("POST", "/v1/subjects/bad/messages?delay=1s", b"x", {"origin": "null"}),
     "a foreign name": ("GET", "/healthz", b"", {"host": "evil.example"}),
+    "a key that is no UTF-8": ("POST", "/v1/subjects/bad/messages?delay=1h&key=%ff", b"x", {}),
+    "a group that is no UTF-8": ("POST", "/v1/subjects/bad/groups/%ff/pull", b"", {}),
+    "an option twice": ("POST", "/v1/subjects/bad/messages?delay=1h&delay=2h", b"x", {}),
+    "a key twice": ("GET", "/v1/subjects/bad/messages?key=a&key=b", b"", {}),
+    "a body in the query": ("POST", "/v1/subjects/bad/messages?delay=1h&body=y", b"x", {}),
+    "JSON and a query": ("POST", "/v1/subjects/bad/messages?delay=1s", b'{"body":"x","delay":"1h"}', JSON),
+    "lines and a query": ("POST", "/v1/subjects/bad/messages?delay=1s", b"", LINES),
+    "a pull with a query": ("POST", "/v1/subjects/bad/groups/g/pull?max_messages=9", b"", {}),
+    "a key and more": ("DELETE", "/v1/subjects/bad/messages?key=a&tag=b", b"", {}),
+    "before the first year": ("GET", "/v1/subjects/bad/messages?due_from=0001-01-01T00:00:00%2B10:00", b"", {}),
+    "a body in gzip": ("POST", "/v1/subjects/bad/messages?delay=1h", b"\x1f\x8b", {"content-encoding": "gzip"}),
+    "lines in gzip": ("POST", "/v1/subjects/bad/messages", b"\x1f\x8b", {**LINES, "content-encoding": "gzip"}),
+    "a slash at the end": ("POST", "/v1/subjects/bad/messages/?delay=1h", b"x", {}),
     "no method": ("PUT", "/v1/subjects/bad/messages", b"x", {}),
     "too large": ("POST", "/v1/subjects/bad/messages?delay=1s", bytes((4 << 20) + 1), {}),
 }
@@ -402,6 +524,8 @@ def test_servers_that_are_not_there_are_a_503(tmp_path: Path) -> None:
     with gateway_of("127.0.0.1:1", tmp_path) as gateway:
         answer = gateway.ask("POST", "/v1/subjects/m/messages?delay=1s", b"x")
         assert (answer.status, answer.code) == (503, "server_unavailable")
+        answer = gateway.ask("GET", "/v1/subjects/m/messages")
+        assert (answer.status, answer.code) == (503, "server_unavailable"), "a list, too"
 
 
 def test_other_machines_are_let_in_only_by_so_many_words(cluster: Cluster) -> None:
