@@ -201,7 +201,8 @@ class Handoff:
             hold=memory.held.hold,
             earlier=earlier,
         )
-        return LinkTerms(sender, around.dial, memory.ledger, refusers, logs.intake)
+        seen_ms = max(ground.found.replayed.appended_at_ms, site.clock.earlier_until_ms or 0)
+        return LinkTerms(sender, around.dial, memory.ledger, refusers, logs.intake, seen_ms)
 
 
 class Upkeep:

@@ -70,7 +70,7 @@ def test_a_message_that_comes_after_it_was_acknowledged_is_noticed(ledger: Ledge
 def test_only_what_was_sent_before_a_clock_was_set_back_may_be_early_by_that_much(ledger: Ledger) -> None:
     ledger.clock_is_ahead(3_600_000)
     deliver(ledger, now_ms=DUE_MS - 3_600_000)
-    ledger.clock_is_right()
+    ledger.clock_is_right(0)
     assert ledger.violations == []
     ledger.send("orders", DUE_MS, 10)
     deliver(ledger, delivered=came(number=1, sequence=78), now_ms=DUE_MS - 1)

@@ -85,7 +85,10 @@ class Canceller:
             return False
         for number, answer in zip(known.numbers, answers, strict=True):
             self.ledger.cancel_answered(number, answer)
-        if CancelAnswer.IN_FLIGHT in answers:
+        flying = [
+            number for number, answer in zip(known.numbers, answers, strict=True) if answer is CancelAnswer.IN_FLIGHT
+        ]
+        if not all(map(self.ledger.may_stay_in_flight, flying)):
             self._unanswered.append(known)
             return False
         return True

@@ -110,7 +110,7 @@ class Faults:
         await asyncio.sleep(draw.uniform(*STEPPED_S))
         self._step(-HOUR_MS if ahead else HOUR_MS)
         if ahead:
-            self._ledger.clock_is_right()
+            self._ledger.clock_is_right(int(time.time() * 1_000))
         # A jump ahead waits for the word; after one back it sets the log's time back too.
         if not ahead or draw.random() < 0.5:
             await self._trust(cluster)

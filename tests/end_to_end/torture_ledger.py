@@ -84,7 +84,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.copies: dict[Group, dict[int, Copy]] = {group: {} for group in self.groups}
-        self._ahead_ms, self._ahead_before = 0, 0
+        self._ahead_ms, self._ahead_before, self._ahead_until_ms = 0, 0, 0
         self._stepped_at = -STEP_FELT_S
         self.awaited: dict[Group, set[int]] = {group: set() for group in self.groups}
 
@@ -96,9 +96,16 @@ class Ledger:
         """The servers' clock was set ahead: what leaves is early by the servers' clock only, or not at all."""
         self._ahead_ms, self._ahead_before = ahead_ms, sys.maxsize
 
-    def clock_is_right(self) -> None:
+    def clock_is_right(self, now_ms: int) -> None:
         """It was set back; what is sent from here on is never early by anybody's clock."""
         self._ahead_before = len(self.sent)
+        self._ahead_until_ms = now_ms + self._ahead_ms
+
+    def may_stay_in_flight(self, number: int) -> bool:
+        """Whether a message may have left by a clock that was ahead: a delay server that was started since can't tell
+        before it is due by the right one.
+        """
+        return number < self._ahead_before and min(self.sent[number].instants) <= self._ahead_until_ms
 
     def clock_of(self, number: int, now_ms: int) -> int:
         """The latest time that a server's clock may have shown to a message until now."""

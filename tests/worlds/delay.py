@@ -507,7 +507,8 @@ class World:
         self.pass_ms(1_000)
 
     def _repeat_sends(self) -> None:
-        for _ in range(20):
+        # A server may begin anew meanwhile, and then let a send with a key wait for a row in flight.
+        for _ in range(40):
             self.look_around()
             self.settle()
             for number in list(self.outside.unanswered):

@@ -101,6 +101,7 @@ class LinkTerms:
     ledger: Ledger
     refusers: Refusers
     intake: Intake
+    earlier_seen_ms: int  # The latest time that earlier lives of this server are known to have read.
 
 
 class Link:
@@ -114,9 +115,8 @@ class Link:
         self.endpoint: Endpoint | None = None
         self.alarm = ""
         self.is_elsewhere = False  # Another server answers at the target's address.
-        # What consumers may have had that the target has lost (rule C1): of the rows that earlier lives of this server
-        # sent, all that were due by an instant; of those that this life sent, exactly these, sorted.
-        self.lost_offers: MayHaveLeft | None = None
+        # What consumers may have had that the target has lost (rule C1), of the rows that this life sent, sorted;
+        # `lost_offers` has those of earlier lives.
         self.lost_rows = NO_SEQUENCES
         self._lost_by_hour: dict[int, Sequences] = {}  # The same by hour.
         self.is_lost = False  # An operator has given the target up: it is never spoken to again.
@@ -125,6 +125,10 @@ class Link:
         self._accepts_origin = terms.refusers.is_accepted(target)
         self._origin = shared.life
         self._earlier = shared.earlier
+        self._earlier_seen_ms = terms.earlier_seen_ms
+        self._began_ms = shared.alarms.clock.monotonic_ms()
+        # When the life of the target began that may have lost what earlier lives sent, and the number that was next.
+        self._lost_before: tuple[int, int] | None = None
         self._dial = terms.dial
         self._alarms = shared.alarms
         self._outcomes = shared.outcomes
@@ -377,20 +381,28 @@ class Link:
                 self._ends.name(self.target, decided)
             has_lost, is_first = lost_epoch != (self._lost_epoch or 0), self._lost_epoch is None
             if has_lost and is_first:
-                self.lost_offers = self._may_have_been_offered(age_ms)
+                self._lost_before = self._alarms.clock.monotonic_ms() - age_ms, self._intake.next_sequence
             self._lost_epoch = lost_epoch
             self._record(session, window, has_lost=has_lost and not is_first)
 
-    def _may_have_been_offered(self, age_ms: int) -> MayHaveLeft:
+    @property
+    def lost_offers(self) -> MayHaveLeft | None:
         """Rows that earlier lives of this server sent, and that the target may have given to consumers, and lost,
-        before a life of it that began so long ago.
+        before a life of it that has begun since.
 
         An example: this server starts at 12:05, and the target says that its life began five minutes before. A row that
         was due at 12:00:03 and still waits here may have been given out. One that was due at 12:01 was not, and may be
-        cancelled.
+        cancelled. But when an earlier life read 12:40, the clock was set back since: then only what is due later than
+        that was certainly not sent. While the clock is in doubt, as after a boot, nobody can tell.
         """
-        due_until_ms = min(self._alarms.clock.now_ms() - age_ms + CLOCKS_MS, self._earlier.due_until_ms)
-        return MayHaveLeft(self._intake.next_sequence, due_until_ms)
+        if self._lost_before is None:
+            return None
+        (lost_ms, sequences_below), due_until_ms = self._lost_before, self._earlier.due_until_ms
+        clock = self._alarms.clock
+        now_ms, monotonic_ms = clock.now_ms(), clock.monotonic_ms()
+        if clock.confirmed and now_ms - (monotonic_ms - self._began_ms) >= self._earlier_seen_ms:
+            due_until_ms = min(now_ms - (monotonic_ms - lost_ms) + CLOCKS_MS, due_until_ms)
+        return MayHaveLeft(sequences_below, due_until_ms)
 
     def _note_lost(self, batches: list[SentBatch]) -> None:
         """The target began a life after an unclean end, and these batches, which this life sent, are not there: its

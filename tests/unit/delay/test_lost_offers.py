@@ -204,6 +204,27 @@ def test_what_never_left_can_be_cancelled_though_the_clock_was_an_hour_ahead_onc
     delivered(world, world.receipts("a"))
 
 
+@pytest.mark.parametrize("back_ms", [3_600_000, 2_000_000_000])
+@pytest.mark.parametrize("boots", [False, True])
+def test_rule_C1_a_start_whose_clock_was_set_back_does_not_claim_what_consumers_had(back_ms: int, boots: bool) -> None:
+    world = lost()
+    world.clock.step_wall(-back_ms)
+    if boots:
+        world.clock = world.clock.reboot()
+    target = world.outside.targets[target_of(world)]
+    world.crash_target(target.log_id)
+    target.restart()
+    target.now_ms = world.clock.now_ms
+    world = delay_server_restarted(world)
+    for _ in range(8):
+        # The clock is in doubt for half a minute after a boot.
+        assert cancelled(world, world.receipts("a")) == IN_FLIGHT
+        world.pass_ms(10_000)
+    world.send(wanted(1, 0, "new"))
+    world.settle()
+    assert cancelled(world, world.receipts("new")) == [CancelAnswer.CANCELLED]
+
+
 @pytest.mark.parametrize("wrong_ms", [-3_600_000, 3_600_000])
 def test_rule_C1_no_clock_of_a_target_says_which_rows_it_may_have_lost(wrong_ms: int) -> None:
     world = lost(wrong_ms=wrong_ms)
