@@ -51,7 +51,7 @@ from delayd.secret import Secret
 from .hour_commands import EVERY_HOUR, HourRange, HourSteps, all_damage_named, hour_of_name, hours_options
 from .listing import Cell, Column, ColumnKind, columns, progress, show
 from .main import NOT_BALANCED, OK, USAGE, Programs
-from .page_file import PageFile
+from .page_file import PageFile, is_picture
 from .shared_options import (
     Command,
     Shown,
@@ -89,6 +89,16 @@ HOUR_COLUMNS = (
 )
 FINDING_COLUMNS = columns("hour finding sequence:name subject deliver_at_ms:instant,spare detail delay_log_id:detail")
 
+
+def _page_path(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+    """Raise BadSetting when a picture is wanted, and nothing is there to draw it."""
+    if path is not None and is_picture(path):
+        from delayd.reading.tables import need
+
+        need("matplotlib", "a picture of an audit", "report")
+    return path
+
+
 _TERMS = (
     hours_options,
     click.option(
@@ -119,7 +129,8 @@ _TERMS = (
         "page_path",
         type=click.Path(),
         metavar="FILE",
-        help="Write the audit also as a page of HTML, to be shown, printed and signed.",
+        callback=_page_path,
+        help="Write the audit also as a page of HTML, to be shown, printed and signed; FILE.png is a picture.",
     ),
     click.option("--groups", is_flag=True, help="Show also what became of messages in groups of consumers."),
     secret_option,
@@ -270,7 +281,8 @@ def audit(
     It also verifies the seals of the hours that it reads.
 
     --report writes a page for people: the verdict first, findings by cause, charts, seals, and a line for a signature.
-    It needs nothing but a browser, and a file of that name is replaced.
+    It needs nothing but a browser, and a file of that name is replaced. A FILE.png is one picture of its first part and
+    its charts, and needs `pip install 'delayd[report]'`.
 
     With --proved each sealed hour is read once: it is left out while its seal stays the one with which it was proved.
     Whoever changes files of such an hour afterwards is found by an audit without --proved.
@@ -389,24 +401,33 @@ def _damage_on(page: PageFile, places: Sequence[str]) -> Iterator[list[str]]:
     try:
         yield named
     except DataError as error:
-        if page.is_wanted:
+        words = places, time.time_ns() // 1_000_000, named or [error.message]
+        if page.is_picture:
+            from delayd.reading.report.picture import damage_picture
+
+            page.write(damage_picture(*words))
+        elif page.is_wanted:
             from delayd.reading.report.page import damage_page
 
-            page.write(damage_page(places, time.time_ns() // 1_000_000, named or [error.message]))
+            page.write(damage_page(*words).encode())
         raise
 
 
 def _write_proved(file: PageFile, report: AuditReport, before: ProvedHours) -> None:
     if file.is_wanted:
-        file.write(encode_proved({**before, **proved_hours(report)}))
+        file.write(encode_proved({**before, **proved_hours(report)}).encode())
 
 
 def _write_page(page: PageFile, report: AuditReport, told: AcceptanceWorth, hours: HourRange) -> None:
-    if page.is_wanted:
-        # It takes 40 ms to load, which an audit without a page does not need.
+    # Both take long to load, which an audit without a page does not need.
+    if page.is_picture:
+        from delayd.reading.report.picture import audit_picture
+
+        page.write(audit_picture(report, told.found, chosen=_chosen(hours)))
+    elif page.is_wanted:
         from delayd.reading.report.page import audit_page
 
-        page.write(audit_page(report, told.found, chosen=_chosen(hours)))
+        page.write(audit_page(report, told.found, chosen=_chosen(hours)).encode())
 
 
 def _chosen(hours: HourRange) -> str:

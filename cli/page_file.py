@@ -1,4 +1,4 @@
-"""Page file: where ``delayd audit --report`` writes its page.
+"""Page file: where ``delayd audit --report`` writes its page or picture.
 
 Invariant: whether it can be written is found out before an audit of minutes begins. The file has its name only when it
 is whole and on disk; until then a page of an earlier audit stays, and after an error it is the only one that stays.
@@ -16,12 +16,18 @@ from delayd.errors import DiskFull, NotWritable
 UNFINISHED = ".part"
 
 
+def is_picture(path: str) -> bool:
+    """Whether the name of a file asks for the picture in place of the page."""
+    return path.lower().endswith(".png")
+
+
 class PageFile:
-    """A page that is to be written; without a path none is."""
+    """A page, or a picture of it, that is to be written; without a path none is."""
 
     def __init__(self, path: str | None) -> None:
         self.is_wanted = path is not None
         self._path = path or ""
+        self.is_picture = is_picture(self._path)
         self._unfinished = f"{self._path}.{os.getpid()}{UNFINISHED}"
 
     def __enter__(self) -> Self:
@@ -33,11 +39,11 @@ class PageFile:
                 open(self._unfinished, "wb").close()
         return self
 
-    def write(self, text: str) -> None:
+    def write(self, content: bytes) -> None:
         """Write all of the page; durable on return. Raises NotWritable or DiskFull."""
         with self._named_errors():
             with open(self._unfinished, "wb") as file:
-                file.write(text.encode())
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(self._unfinished, self._path)

@@ -47,7 +47,8 @@ def test_the_metadata_says_what_delayd_is(metadata: Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.get_payload() == (REPOSITORY / "README.md").read_text()
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
-    assert metadata.get_all("Provides-Extra") == ["archive", "bench", "dev", "fast", "gateway", "proof", "spark", "sql"]
+    extras = ["archive", "bench", "dev", "fast", "gateway", "proof", "report", "spark", "sql"]
+    assert metadata.get_all("Provides-Extra") == extras
 
 
 def test_the_installed_command_says_its_version_and_its_help(environment: Path, tmp_path: Path) -> None:
@@ -91,6 +92,13 @@ def test_without_its_extra_the_spark_audit_says_how_to_get_it(environment: Path,
     assert done.stderr == "delayd: an audit in Spark needs pyspark: pip install 'delayd[spark]'\n"
     # The module that Spark imports in each session of this Python must not fail either.
     run(str(environment / "bin" / "python"), "-W", "error", "-c", "import pyspark_delayd", folder=tmp_path)
+
+
+def test_without_its_extra_the_picture_of_an_audit_says_how_to_get_it(environment: Path, tmp_path: Path) -> None:
+    command = [str(environment / "bin" / "delayd"), "audit", "--data", ".", "--report", "audit.png"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert done.stderr == "delayd: a picture of an audit needs matplotlib: pip install 'delayd[report]'\n"
 
 
 def test_with_the_extra_spark_finds_the_data_source(spark_environment: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Charts: hours by outcome as a heat map, how late messages were, and the course of that, as SVG.
+"""Charts: hours by outcome as a heat map, how late messages were, and the course of that, as shapes and as SVG.
 
 Invariant: a chart names colours by classes only, which the page's style sheet defines for light, dark and paper; and
-each text in it is escaped. Nothing is left out: periods without any message have no column, and a mark shows where.
+SVG escapes each text in it. Nothing is left out: periods without any message have no column, and a mark shows where.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,18 +16,17 @@ from delayd.hours import HOUR_MS, duration_text, hour_start_ms, instant_text
 from delayd.reading.findings import LOWER_BOUNDS_MS, QUANTILES, HourSummary, sum_up
 from delayd.reading.subject_figures import CLASSES, PARTS
 
-WIDTH, LEFT, RIGHT = 960, 118, 12  # Of a chart, and beside its plot; in pixels of a wide screen.
+LEFT, RIGHT = 118, 12  # Beside the plot of a chart; in pixels of a wide screen.
 ROW, TOP = 24, 6
-PLOT = 180  # Height of the plots of lateness.
 PERIODS_MAX = 370  # A year of days: a column is 2 pixels wide then.
 PERIOD_HOURS = ((1, "hour"), (24, "day"), (7 * 24, "week"), (28 * 24, "four weeks"), (364 * 24, "52 weeks"))
 COLUMN_MAX = 80
 SHADES = 8
+TICK_GAP, TICK_ROW = 28, 12  # Between the middles of two labels of lateness, beside and above each other.
 LABEL_GAP = 84  # Between the beginnings of two labels below a chart.
-TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 864_000_000, 86_400_000_000)
+TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000, 864_000_000)
 # Where bars begin, as places in the histogram: a millisecond each at first, then a quarter of an octave.
 BARS = (*range(8), *range(8, len(LOWER_BOUNDS_MS), 4))
-EDGE = WIDTH - RIGHT - 110  # A text that begins behind it ends at the edge of the chart in place of being cut there.
 HEAT_ROWS = (*CLASSES, *PARTS, "faults", "late")
 _BAD = frozenset({"missing", "faults"})
 _ODD = frozenset({"dead", "in_doubt", "waiting", "late"})
@@ -71,76 +70,148 @@ def periods_of(hours: Sequence[HourSummary]) -> tuple[str, list[Period]]:
     return name, [Period(at * step, (at + 1) * step, sum_up(own[at])) for at in sorted(own)]
 
 
-def heat_map(periods: Sequence[Period]) -> Markup:
+class ChartRect(NamedTuple):
+    """A box; ``title`` is what a page says when one points at it."""
+
+    style: str
+    x: float
+    y: float
+    width: float
+    height: float
+    title: str = ""
+
+
+class ChartLine(NamedTuple):
+    """A line that is level or upright."""
+
+    style: str
+    x1: float
+    x2: float
+    y1: float
+    y2: float
+
+
+class ChartText(NamedTuple):
+    """A text, whose style says which of its ends is at ``x``."""
+
+    style: str
+    x: float
+    y: float
+    text: str
+
+
+class ChartGroup(NamedTuple):
+    """Boxes that share a style and a title."""
+
+    style: str
+    boxes: Sequence[ChartRect]
+    title: str = ""
+
+
+Shape = ChartRect | ChartLine | ChartText | ChartGroup
+
+
+class Chart(NamedTuple):
+    """A drawing: y grows downwards, and styles are classes of page.css."""
+
+    title: str
+    width: float
+    height: float
+    shapes: Sequence[Shape]
+
+
+class ChartFrame(NamedTuple):
+    """The room of a chart, and the height that a plot of lateness has in it; in pixels of a wide screen."""
+
+    width: float = 960
+    plot: float = 180
+
+    @property
+    def right(self) -> float:
+        """Where plots end."""
+        return self.width - RIGHT
+
+    @property
+    def edge(self) -> float:
+        """A text that begins behind it ends at the edge of the chart in place of being cut there."""
+        return self.right - 110
+
+    def column(self, periods: Sequence[Period]) -> float:
+        """How wide the column of a period is."""
+        return min(COLUMN_MAX, (self.right - LEFT) / len(periods))
+
+    def late_x(self, ms: float, last_ms: float) -> float:
+        """Where a lateness is on a level axis that ends with ``last_ms``."""
+        return LEFT + (self.right - LEFT) * log10(1 + ms) / log10(1 + last_ms)
+
+    def late_y(self, ms: float, top_ms: float) -> float:
+        """Where a lateness is on an upright axis that ends with ``top_ms``."""
+        return TOP + self.plot * (1 - log10(1 + ms) / log10(1 + top_ms))
+
+
+PAGE_FRAME = ChartFrame()
+
+
+def heat_map(periods: Sequence[Period], frame: ChartFrame = PAGE_FRAME) -> Chart:
     """Periods by what became of their messages: the darker, the more of the row's messages; by powers."""
     rows = [row for row in HEAT_ROWS if any(period.count(row) for period in periods)]
-    width = _column(periods)
-    parts: list[Markup] = []
+    width = frame.column(periods)
+    shapes: list[Shape] = []
     for number, row in enumerate(rows):
         top, counts = TOP + number * ROW, [period.count(row) for period in periods]
-        label = Markup('<text class="label" x="{}" y="{}">{}</text>').format(LEFT - 8, top + 16, _words(row))
         tone = "bad" if row in _BAD else "odd" if row in _ODD else "good" if row == "dispatched" else "calm"
-        parts += [label, Markup('<g class="{}">').format(tone)]
         most = max(counts)
+        boxes: list[ChartRect] = []
         for place, (period, count) in enumerate(zip(periods, counts, strict=True)):
             if count:
                 shade = 1 + round((SHADES - 1) * (log10(1 + count) / log10(1 + most)))
-                parts.append(
-                    Markup('<rect class="s{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}">').format(
-                        shade, LEFT + place * width, top, max(width - 1, width * 0.8), ROW - 3
-                    )
-                )
-                parts.append(Markup("<title>{}: {} {:,}</title></rect>").format(period.name, _words(row), count))
-        parts.append(Markup("</g>"))
+                x, wide = LEFT + place * width, max(width - 1, width * 0.8)
+                said = f"{period.name}: {_words(row)} {count:,}"
+                boxes.append(ChartRect(f"s{shade}", x, top, wide, ROW - 3, said))
+        shapes += [ChartText("label", LEFT - 8, top + 16, _words(row)), ChartGroup(tone, boxes)]
     bottom = TOP + len(rows) * ROW
-    parts += _time_axis(periods, bottom)
-    return _svg("Messages of each period by what became of them", bottom + 24, parts)
+    shapes += _time_axis(periods, bottom, frame)
+    return Chart("Messages of each period by what became of them", frame.width, bottom + 24, shapes)
 
 
-def distribution(total: HourSummary, limit_ms: int) -> Markup:
+def distribution(total: HourSummary, limit_ms: int, frame: ChartFrame = PAGE_FRAME) -> Chart:
     """How many messages were how late, on a logarithmic scale; those above the limit have a colour of their own."""
     bars = list(_bars(total))
     last_ms = max(2 * total.late_ms_max, 2 * limit_ms, 20)
     most = max(count for _, _, count in bars)
-    parts = list(_late_axis(last_ms))
+    shapes: list[Shape] = [*_late_axis(last_ms, frame)]
     for lower, upper, count in bars:
-        begin, end = _late_x(lower, last_ms), _late_x(upper, last_ms)
-        height = max(2.0, (PLOT - 10) * count / most)
-        parts.append(
-            Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">').format(
-                "bar over" if lower >= limit_ms else "bar", begin, PLOT - height, max(end - begin - 1, 1.5), height
-            )
-        )
-        what = Markup("<title>{} to {}: {:,} messages</title></rect>")
-        parts.append(what.format(duration_text(lower), duration_text(upper), count))
+        begin, end = frame.late_x(lower, last_ms), frame.late_x(upper, last_ms)
+        height = max(2.0, (frame.plot - 10) * count / most)
+        said = f"{duration_text(lower)} to {duration_text(upper)}: {count:,} messages"
+        style = "bar over" if lower >= limit_ms else "bar"
+        shapes.append(ChartRect(style, begin, frame.plot - height, max(end - begin - 1, 1.5), height, said))
     marks = [(f"p{100 * each:g}", total.late_ms(each) or 0) for each in QUANTILES] + [("max", total.late_ms_max)]
     for row, (name, ms) in enumerate(marks):
-        x = _late_x(ms, last_ms)
-        parts.append(Markup('<line class="mark" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>').format(x, TOP, PLOT))
-        tone, x = ("note end", x - 4) if x > EDGE else ("note", x + 4)
-        text = Markup('<text class="{}" x="{:.1f}" y="{}">{} {}</text>')
-        parts.append(text.format(tone, x, TOP + 12 + 15 * row, name, duration_text(ms)))
-    x = _late_x(limit_ms, last_ms)
-    parts.append(Markup('<line class="limit" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>').format(x, TOP, PLOT))
-    note = Markup('<text class="note" x="{:.1f}" y="{}">LATE above {}</text>')
-    parts.append(note.format(x + 4, PLOT - 8, limit_text(limit_ms)))
-    parts.append(Markup('<text class="label" x="{}" y="{}">{:,}</text>').format(LEFT - 8, 20, most))
-    parts.append(Markup('<text class="label" x="{}" y="{}">messages</text>').format(LEFT - 8, 36))
-    return _svg("How late messages were", PLOT + 26, parts)
+        x = frame.late_x(ms, last_ms)
+        style, at = ("note end", x - 4) if x > frame.edge else ("note", x + 4)
+        shapes.append(ChartLine("mark", x, x, TOP, frame.plot))
+        shapes.append(ChartText(style, at, TOP + 12 + 15 * row, f"{name} {duration_text(ms)}"))
+    x = frame.late_x(limit_ms, last_ms)
+    shapes.append(ChartLine("limit", x, x, TOP, frame.plot))
+    shapes.append(ChartText("note", x + 4, frame.plot - 8, f"LATE above {limit_text(limit_ms)}"))
+    shapes.append(ChartText("label", LEFT - 8, 20, f"{most:,}"))
+    shapes.append(ChartText("label", LEFT - 8, 36, "messages"))
+    return Chart("How late messages were", frame.width, frame.plot + 26, shapes)
 
 
-def course(periods: Sequence[Period]) -> Markup:
+def course(periods: Sequence[Period], frame: ChartFrame = PAGE_FRAME) -> Chart:
     """The quantiles of lateness and the latest message of each period."""
-    width = _column(periods)
+    width = frame.column(periods)
     top_ms = max(10 * max(period.figures.late_ms_max for period in periods), 100)
-    parts: list[Markup] = []
+    shapes: list[Shape] = []
+    free = frame.plot + TOP
     for tick in (each for each in TICKS_MS if each < top_ms):
-        y = _late_y(tick, top_ms)
-        parts.append(
-            Markup('<line class="grid" x1="{}" x2="{}" y1="{y:.1f}" y2="{y:.1f}"/>').format(LEFT, WIDTH - RIGHT, y=y)
-        )
-        label = Markup('<text class="label" x="{}" y="{:.1f}">{}</text>')
-        parts.append(label.format(LEFT - 8, y + 4, _short(tick)))
+        y = frame.late_y(tick, top_ms)
+        shapes.append(ChartLine("grid", LEFT, frame.right, y, y))
+        if y <= free:
+            shapes.append(ChartText("label", LEFT - 8, y + 4, _short(tick)))
+            free = y - TICK_ROW
     for place, period in enumerate(periods):
         own = period.figures
         found = [own.late_ms(each) for each in (*QUANTILES[:2],)]
@@ -148,17 +219,38 @@ def course(periods: Sequence[Period]) -> Markup:
             continue
         values = found[0], found[1], own.late_ms_max
         x, wide = LEFT + place * width, max(width - 1, width * 0.8)
-        ys = [_late_y(ms, top_ms) for ms in values]
-        parts.append(Markup("<g>"))
-        for tone, upper, lower in (("band2", ys[2], ys[1]), ("band1", ys[1], ys[0])):
-            rect = Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>')
-            parts.append(rect.format(tone, x, upper, wide, max(lower - upper, 1.0)))
-        line = Markup('<rect class="middle" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="2.5"/>')
-        parts.append(line.format(x, ys[0] - 1, wide))
+        ys = [frame.late_y(ms, top_ms) for ms in values]
+        boxes = [
+            ChartRect(style, x, upper, wide, max(lower - upper, 1.0))
+            for style, upper, lower in (("band2", ys[2], ys[1]), ("band1", ys[1], ys[0]))
+        ]
+        boxes.append(ChartRect("middle", x, ys[0] - 1, wide, 2.5))
         said = ", ".join(f"{name} {duration_text(ms)}" for name, ms in zip(("p50", "p99", "max"), values, strict=True))
-        parts.append(Markup("<title>{}: {}</title></g>").format(period.name, said))
-    parts += _time_axis(periods, PLOT + TOP)
-    return _svg("The course of lateness", PLOT + TOP + 24, parts)
+        shapes.append(ChartGroup("", boxes, f"{period.name}: {said}"))
+    shapes += _time_axis(periods, frame.plot + TOP, frame)
+    return Chart("The course of lateness", frame.width, frame.plot + TOP + 24, shapes)
+
+
+def svg(chart: Chart) -> Markup:
+    """A chart as SVG, for the page."""
+    opened = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">')
+    parts = [opened.format(chart.width, chart.height, chart.title), *map(_svg_shape, chart.shapes), Markup("</svg>")]
+    return Markup("").join(parts)
+
+
+def _svg_shape(shape: Shape) -> Markup:
+    style = Markup(' class="{}"').format(shape.style) if shape.style else Markup("")
+    if isinstance(shape, ChartText):
+        return Markup('<text{} x="{:.1f}" y="{:.1f}">{}</text>').format(style, shape.x, shape.y, shape.text)
+    if isinstance(shape, ChartLine):
+        line = Markup('<line{} x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>')
+        return line.format(style, shape.x1, shape.x2, shape.y1, shape.y2)
+    title = Markup("<title>{}</title>").format(shape.title) if shape.title else Markup("")
+    if isinstance(shape, ChartGroup):
+        return Markup("<g{}>{}{}</g>").format(style, Markup("").join(map(_svg_shape, shape.boxes)), title)
+    rect = Markup('<rect{} x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"{}')
+    end = Markup(">{}</rect>").format(title) if title else Markup("/>")
+    return rect.format(style, shape.x, shape.y, shape.width, shape.height, end)
 
 
 def _bars(total: HourSummary) -> Iterator[tuple[int, int, int]]:
@@ -170,38 +262,29 @@ def _bars(total: HourSummary) -> Iterator[tuple[int, int, int]]:
             yield lower, upper, count
 
 
-def _late_x(ms: float, last_ms: float) -> float:
-    return LEFT + (WIDTH - LEFT - RIGHT) * log10(1 + ms) / log10(1 + last_ms)
-
-
-def _late_y(ms: float, top_ms: float) -> float:
-    return TOP + PLOT * (1 - log10(1 + ms) / log10(1 + top_ms))
-
-
-def _late_axis(last_ms: int) -> Iterator[Markup]:
-    line = Markup('<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>')
-    text = Markup('<text class="tick" x="{:.1f}" y="{}">{}</text>')
+def _late_axis(last_ms: int, frame: ChartFrame) -> Iterator[Shape]:
+    free = 0.0
     for tick in (0, *TICKS_MS):
         if tick <= last_ms:
-            x = _late_x(tick, last_ms)
-            yield line.format(x, TOP, PLOT)
-            yield text.format(x, PLOT + 18, _short(tick))
+            x = frame.late_x(tick, last_ms)
+            yield ChartLine("grid", x, x, TOP, frame.plot)
+            if x >= free:
+                yield ChartText("tick", x, frame.plot + 18, _short(tick))
+                free = x + TICK_GAP
 
 
-def _time_axis(periods: Sequence[Period], y: float) -> Iterator[Markup]:
+def _time_axis(periods: Sequence[Period], y: float, frame: ChartFrame) -> Iterator[Shape]:
     """Labels below the columns as far as there is room, and a mark where periods without any message lie between."""
-    width, free = _column(periods), float("-inf")
-    text = Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>')
-    gap = Markup('<line class="gap" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2:.1f}"/>')
+    width, free = frame.column(periods), float("-inf")
     before: Period | None = None
     day = ""
     for place, period in enumerate(periods):
         x = LEFT + place * width
         if before is not None and before.until_hour != period.first_hour:
-            yield gap.format(x - 0.5, TOP, y)
+            yield ChartLine("gap", x - 0.5, x - 0.5, TOP, y)
         before, name = period, _time(period.first_hour)
         # A label at the edge ends with its column, and needs the room before it.
-        is_last = x > EDGE
+        is_last = x > frame.edge
         if x < free + LABEL_GAP * is_last:
             continue
         is_hour = period.until_hour - period.first_hour == 1
@@ -209,21 +292,12 @@ def _time_axis(periods: Sequence[Period], y: float) -> Iterator[Markup]:
         if is_hour and day[:4] == name[:4]:
             label = name[11:] if day == name[:10] else f"{name[5:10]} {name[11:]}"
         day, free = name[:10], x + LABEL_GAP
-        yield text.format("label" if is_last else "time", x + width * is_last, y + 15, label)
+        yield ChartText("label" if is_last else "time", x + width * is_last, y + 15, label)
 
 
 def limit_text(ms: int) -> str:
     """A limit as people say it: ``1 s``, and not ``1.000 s``."""
     return duration_text(ms).replace(".000 s", " s")
-
-
-def _column(periods: Sequence[Period]) -> float:
-    return min(COLUMN_MAX, (WIDTH - LEFT - RIGHT) / len(periods))
-
-
-def _svg(title: str, height: float, parts: Sequence[Markup]) -> Markup:
-    opened = Markup('<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">').format(WIDTH, height, title)
-    return Markup("").join((opened, *parts, Markup("</svg>")))
 
 
 def _time(hour: int) -> str:

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import resources
@@ -36,22 +35,23 @@ from delayd.reading.findings import (
     HourKey,
     JudgedAcceptance,
 )
-from delayd.reading.report.charts import HEAT_ROWS, Period, course, distribution, heat_map, limit_text, periods_of
+from delayd.reading.report.charts import HEAT_ROWS, Period, course, distribution, heat_map, limit_text, periods_of, svg
+from delayd.reading.report.summary import (
+    KINDS,
+    capital,
+    scope_of,
+    share,
+    tiles_of,
+    verdict_of,
+    verdict_on_damage,
+    visible,
+)
 from delayd.reading.seals import SealReport, SealState
 from delayd.reading.subject_figures import CLASSES, PARTS
 
 CAUSES_MAX = 100  # Of each list; what is left out is counted.
 SUBJECTS_MAX, GROUPS_MAX = 60, 60
 SEALS_MAX = 200
-KINDS = {
-    FindingKind.LOST: "accepted, and gone: it did not arrive, and nobody holds it any more",
-    FindingKind.DUPLICATE: "recorded or delivered more than once",
-    FindingKind.EARLY: "left before it was due",
-    FindingKind.ORPHAN: "recorded or delivered, though nothing was scheduled",
-    FindingKind.MISMATCH: "two logs contradict each other about it",
-    FindingKind.LATE: "left later than the limit, which breaks no book",
-    FindingKind.CONSERVATION: "totals do not add up",
-}
 MEANINGS = {
     "dispatched": "left when they were due, and are in the realtime log",
     "dead": "given up by their server, which keeps them as dead letters",
@@ -75,24 +75,6 @@ HOW = (
     "whoever changes an old hour changes all digests after it, and the last one, which you can keep elsewhere.",
 )
 _NUMBERS = re.compile(r"[0-9a-f]{16}|[0-9][0-9,]*")
-UNSEEN = "\N{REPLACEMENT CHARACTER}"
-
-
-class Tile(NamedTuple):
-    """One figure at the top of a page."""
-
-    name: str
-    value: str
-    note: str
-    tone: str = ""
-
-
-class Verdict(NamedTuple):
-    """The first that a page says."""
-
-    word: str
-    tone: str
-    sentences: Sequence[str]
 
 
 class ListRow(NamedTuple):
@@ -148,13 +130,13 @@ def audit_page(
     """
     total = report.total
     values: dict[str, object] = {
-        "verdict": _verdict(report, judged),
-        "tiles": _tiles(report),
+        "verdict": verdict_of(report, judged),
+        "tiles": tiles_of(report),
         "remarks": list(report.remarks),
-        "scope": _scope(report, chosen),
+        "scope": scope_of(report, chosen),
         "servers": _servers(report) if report.lives else None,
         "totals": _totals(report) if total.scheduled else None,
-        "equation": f"{_capital(total.equation)}.",
+        "equation": f"{capital(total.equation)}.",
         "checked": [*HOW, *_terms(report)],
         "commands": _commands(report.places, report.directories),
         **_causes(report, judged),
@@ -168,9 +150,8 @@ def audit_page(
 
 def damage_page(data: Sequence[str], read_at_ms: int, damage: Sequence[str]) -> str:
     """The page of an audit that damaged files have ended; ``damage`` are the sentences that name them."""
-    what = counted(len(damage), "file can't|files can't") + " be read, so nobody can say what became of the messages."
     values: dict[str, object] = {
-        "verdict": Verdict("The books could NOT be audited", "bad", (what,)),
+        "verdict": verdict_on_damage(damage),
         "damage": damage,
         "scope": [("Data directory", " ".join(data))],
         "checked": ["An audit that can't read a file that a checkpoint counts ends without a verdict on any hour."],
@@ -213,73 +194,13 @@ _PARTS = (
 @cache
 def _template() -> Template:
     made = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=_visible, loader=FunctionLoader(_file), trim_blocks=False
+        autoescape=True, undefined=StrictUndefined, finalize=visible, loader=FunctionLoader(_file), trim_blocks=False
     )
     return made.get_template("page.html")
 
 
 def _file(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _visible(value: object) -> object:
-    """A text without characters that nobody sees, that turn the direction of others, or that UTF-8 does not have."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
-        return value
-    return "".join(each if each.isprintable() else f"{UNSEEN}{ord(each):x}" for each in value)
-
-
-def _verdict(report: AuditReport, judged: Sequence[JudgedAcceptance]) -> Verdict:
-    total = report.total
-    faults = {name: getattr(total, name) for name in ("lost", "duplicate", "early", "orphan", "mismatch")}
-    faults["conservation"] = total.conservation + len(report.faults)
-    said = ", ".join(f"{name} {count:,}" for name, count in faults.items())
-    late = f"{total.late:,} left more than {limit_text(report.late_ms_limit)} late, which breaks no book."
-    found = [f"{_capital(total.equation)}. {_capital(said)}.", *([late] if total.late else [])]
-    if report.broken_seals:
-        broken = counted(len(report.broken_seals), "seal is|seals are")
-        found.append(f"{broken} BROKEN: rows of a sealed hour, or seals, were changed.")
-    if not report.hours and report.balanced:
-        return Verdict("There is nothing to audit", "calm", ["No hour with messages was found or chosen."])
-    if report.balanced:
-        return Verdict("The books balance", "good", found)
-    if report.is_accepted(judged):
-        found.append(
-            "Operators have looked into each hour with such findings, and accept them; who, and why, stands below."
-        )
-        return Verdict("The books do not balance; all findings are accepted", "odd", found)
-    return Verdict("The books do NOT balance", "bad", found)
-
-
-def _tiles(report: AuditReport) -> Iterator[Tile]:
-    total = report.total
-    yield Tile("Scheduled", f"{total.scheduled:,}", counted(len(report.hours), "hour|hours") + " with messages")
-    yield Tile("Dispatched", f"{total.dispatched:,}", _share(total.dispatched, total.scheduled))
-    for kind in (FindingKind.LOST, FindingKind.DUPLICATE, FindingKind.EARLY):
-        count = getattr(total, kind.name.lower())
-        yield Tile(kind.name.capitalize(), f"{count:,}", KINDS[kind].split(":")[0], "bad" if count else "good")
-    rest = total.orphan + total.mismatch + total.conservation + len(report.faults)
-    yield Tile("Contradictions", f"{rest:,}", "orphan, mismatch, conservation", "bad" if rest else "good")
-    note = f"more than {limit_text(report.late_ms_limit)} after due"
-    yield Tile("Late", f"{total.late:,}", note, "odd" if total.late else "good")
-    middle, high = total.late_ms(0.5), total.late_ms(0.99)
-    if middle is not None and high is not None:
-        note = f"p99 {duration_text(high)}, at most {duration_text(total.late_ms_max)}"
-        yield Tile("Half left within", duration_text(middle), note)
-    if report.seals:
-        states = Counter(seal.state for seal in report.seals)
-        note = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items()))
-        tone = "bad" if report.broken_seals else "good"
-        yield Tile("Seals", f"{states[SealState.VERIFIED]:,} of {len(report.seals):,}", note, tone)
-
-
-def _scope(report: AuditReport, chosen: str) -> Iterator[tuple[str, str]]:
-    yield "Data directory", report.data
-    yield "Hours", chosen
-    if report.hours:
-        hours = [each.hour for each in report.hours]
-        first, last = instant_text(hour_start_ms(min(hours))), instant_text(hour_start_ms(max(hours) + 1))
-        yield "Due", f"from {first} to {last}"
 
 
 def _servers(report: AuditReport) -> PageTable:
@@ -319,7 +240,7 @@ def _totals(report: AuditReport) -> PageTable:
         counts = {name: getattr(total, name) for name in names}
         return [
             ListRow(
-                (name.replace("_", " "), count, _share(count, total.scheduled), MEANINGS[name]),
+                (name.replace("_", " "), count, share(count, total.scheduled), MEANINGS[name]),
                 "bad" if name == "missing" else "",
             )
             for name, count in counts.items()
@@ -329,20 +250,6 @@ def _totals(report: AuditReport) -> PageTable:
     scheduled = ListRow(("scheduled", total.scheduled, "", "the sum"), "sum")
     every = [*rows(CLASSES), scheduled, *rows(PARTS)]
     return PageTable((("", ""), ("Messages", "n"), ("", "n"), ("They were", "t")), every)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _share(part: int, whole: int) -> str:
-    if not whole:
-        return ""
-    share = 100 * part / whole
-    # 99.99996 % is not 100 %, and somebody will ask.
-    if part not in (0, whole) and (share < 0.01 or share > 99.99):
-        return "below 0.01 %" if share < 1 else "above 99.99 %"
-    return f"{share:.2f} %".replace(".00 ", " ")
 
 
 def _causes(report: AuditReport, judged: Sequence[JudgedAcceptance]) -> dict[str, object]:
@@ -377,11 +284,11 @@ def _fault_cards(report: AuditReport) -> Iterator[CauseCard]:
     for (log_id, detail), own in alike.items():
         server = f"Server {log_id:016x}."
         if len(own) == 1:
-            yield CauseCard("CONSERVATION", "bad", "Totals do not add up", f"{_capital(own[0].detail)}.", span=server)
+            yield CauseCard("CONSERVATION", "bad", "Totals do not add up", f"{capital(own[0].detail)}.", span=server)
             continue
         title = f"Totals do not add up, {len(own):,} times"
         shown = [(each.detail, "") for each in own[:EXAMPLES]]
-        yield CauseCard("CONSERVATION", "bad", title, f"{_capital(detail)}.", len(own), server, shown)
+        yield CauseCard("CONSERVATION", "bad", title, f"{capital(detail)}.", len(own), server, shown)
 
 
 def _joined(report: AuditReport, accepted: dict[HourKey, JudgedAcceptance]) -> Iterator[CauseCard]:
@@ -402,7 +309,7 @@ def _card(report: AuditReport, parts: Sequence[CausedFindings], is_accepted: boo
     first, rows = parts[0], sum(each.rows for each in parts)
     is_late = first.kind is FindingKind.LATE
     tone = "odd" if is_late and not (first.why and first.why.is_known) else "calm" if is_late or is_accepted else "bad"
-    why = f"{_capital(re.sub(r'{[^}]*}', '…', SENTENCES[first.kind][first.cause]))}. Without a known cause."
+    why = f"{capital(re.sub(r'{[^}]*}', '…', SENTENCES[first.kind][first.cause]))}. Without a known cause."
     if first.why is not None and first.why.is_known:
         why = f"{_explained(first.why)}."
     elif first.why is not None:
@@ -468,7 +375,7 @@ def _charts(report: AuditReport) -> dict[str, object]:
         return {}
     what, periods = periods_of(report.hours)
     found: dict[str, object] = {
-        "heat_map": heat_map(periods),
+        "heat_map": svg(heat_map(periods)),
         "heat_lead": f"A column is one {what}, in UTC, by when messages were due; the darker, the more. A dotted line "
         "stands where nothing was due in between.",
         "periods": _periods(periods),
@@ -476,9 +383,9 @@ def _charts(report: AuditReport) -> dict[str, object]:
     total = report.total
     if total.lateness.any():
         past = f" {counted(total.past_due, 'more was|more were')} due already when accepted." if total.past_due else ""
-        found["distribution"] = distribution(total, report.late_ms_limit)
+        found["distribution"] = svg(distribution(total, report.late_ms_limit))
         found["late_lead"] = f"How long after they were due {int(total.lateness.sum()):,} messages left.{past}"
-        found["course"] = course(periods)
+        found["course"] = svg(course(periods))
         found["course_lead"] = (
             f"Each {what}: the line is p50, the dark bar goes up to p99, the light one to the latest."
         )

@@ -1,12 +1,17 @@
-"""``--report`` of the audit: when the page is written, and that it changes nothing else."""
+"""``--report`` of the audit: when the page or its picture is written, and that it changes nothing else."""
 
+import io
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 from freezegun import freeze_time
+from matplotlib.image import imread
 
 from delayd.reading.books import AuditReport, audit_directory
 from tests.books import START_MS, Books
@@ -59,7 +64,7 @@ def test_lost_messages_exit_with_3_and_have_their_page(books: Books, tmp_path: P
     assert "The books do NOT balance" in text and "delayd trace orders 5 --server" in text
 
 
-@pytest.mark.parametrize("place", ["none/out.html", "data", "data/delay/message/x/out.html"])
+@pytest.mark.parametrize("place", ["none/out.html", "data", "data/delay/message/x/out.html", "none/out.png"])
 def test_a_place_where_no_page_can_be_is_refused_before_the_audit(
     books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -121,3 +126,72 @@ def test_a_page_is_for_whom_the_umask_says(books: Books, tmp_path: Path) -> None
     finally:
         os.umask(before)
     assert (tmp_path / "out.html").stat().st_mode & 0o777 == 0o640
+
+
+def colours(png: bytes) -> set[str]:
+    """Which colours a picture of the promised size has."""
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    pixels = imread(io.BytesIO(png), format="png")
+    assert pixels.shape == (1000, 1600, 4)
+    parts = (pixels[..., :3] * 255).round().astype("u1").reshape(-1, 3)
+    return {row.tobytes().hex() for row in np.unique(parts, axis=0)}
+
+
+def test_a_name_that_ends_in_png_gets_the_picture_in_the_colours_of_the_page(books: Books, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.png", tmp_path / "other.PNG"
+    one.write_text("of yesterday")
+    ran = say(books, "--report", str(one))
+    assert ran == say(books) and ran.code == 0 and left(tmp_path) == ["one.png"]
+    # Paper, ink, what was dispatched, what is pending: and nothing is bad.
+    found = colours(one.read_bytes())
+    assert {"ffffff", "1b2430", "1f8a5b", "3566b8"} <= found and "c6293a" not in found
+    books.send([START_MS + 1000])
+    assert say(books, "--report", str(other)).code == 3
+    assert {"c6293a"} <= colours(other.read_bytes())
+
+
+def test_the_audit_in_spark_draws_the_same_picture(books: Books, tmp_path: Path) -> None:
+    def spark_audit(*places: str, **_: object) -> AuditReport:
+        return audit_directory(places[0], now_ms=NOW_MS)
+
+    one, other = tmp_path / "one.png", tmp_path / "other.png"
+    assert say(books, "--report", str(one)).code == 0
+    assert run("spark-audit", "--data", books.root, "--report", str(other), spark_audit=spark_audit).code == 0
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_without_messages_the_picture_says_so(books: Books, tmp_path: Path) -> None:
+    assert say(books, "--report", str(tmp_path / "out.png"), "--from", "2030-01-01T00:00Z").code == 0
+    found = colours((tmp_path / "out.png").read_bytes())
+    assert "3566b8" in found, "the verdict is calm"
+
+
+def test_damage_takes_the_place_of_an_earlier_picture(books: Books, tmp_path: Path) -> None:
+    picture = tmp_path / "out.png"
+    assert say(books, "--report", str(picture)).code == 0
+    books.path_of("schedule").write_bytes(b"x" * 100)
+    ran = say(books, "--report", str(picture))
+    assert ran == say(books) and ran.code == 3
+    found = colours(picture.read_bytes())
+    assert "c6293a" in found and "1f8a5b" not in found
+
+
+def test_without_matplotlib_one_sentence_tells_how_to_get_it(
+    books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayd.reading.tables.find_spec", lambda _: None)
+    ran = say(books, "--report", str(tmp_path / "out.png"))
+    assert (ran.code, ran.out) == (2, "") and left(tmp_path) == []
+    assert ran.err == "delayd: a picture of an audit needs matplotlib: pip install 'delayd[report]'\n"
+    assert say(books, "--report", str(tmp_path / "out.html")).code == 0
+
+
+def test_only_a_picture_loads_matplotlib_and_none_pyplot(books: Books, tmp_path: Path) -> None:
+    script = (
+        "import sys; from delayd.__main__ import main; sys.argv[1:] = ['audit', '--data', *sys.argv[1:]]; main(); "
+        "print([each for each in ('matplotlib', 'matplotlib.pyplot') if each in sys.modules])"
+    )
+    for name, expected in (("out.html", "[]"), ("out.png", "['matplotlib']")):
+        command = [sys.executable, "-c", script, books.root, "--report", str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout.splitlines()[-1] == expected, done

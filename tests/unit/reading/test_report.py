@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import Collection, PolyCollection
 
 from delayd.hours import hour_name
 from delayd.log.hour import NO_SEAL, Seal, SealFacts
@@ -29,8 +32,18 @@ from delayd.reading.findings import (
     count_ms,
     sum_up,
 )
-from delayd.reading.report.charts import PERIODS_MAX, periods_of
+from delayd.reading.report.charts import (
+    PAGE_FRAME,
+    PERIODS_MAX,
+    ChartFrame,
+    ChartText,
+    Period,
+    course,
+    distribution,
+    periods_of,
+)
 from delayd.reading.report.page import audit_page, damage_page
+from delayd.reading.report.picture import audit_picture, damage_picture
 from delayd.reading.seals import SealReport, SealState
 from delayd.reading.subject_figures import FIGURES, SubjectFigures
 from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
@@ -169,6 +182,42 @@ def test_texts_of_the_data_are_shown_and_never_obeyed(tmp_path: Path) -> None:
     assert found.text.count("onerror=alert(2)>\"'&{{ 7*7 }}") >= 20
     made.encode()
     parsed(damage_page((HOSTILE,), START_MS, [HOSTILE])).text.index(HOSTILE)
+
+
+def test_a_picture_shows_any_text_as_text_and_says_nothing_on_stderr(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    write_books(str(tmp_path))
+    odd = f"$\\frac{{a$ 日本 {'x' * 400}"
+    report, judged = _hostile(audit_directory(str(tmp_path), now_ms=NOW_MS))
+    report = replace(report, places=(odd + HOSTILE + STEERING,))
+    assert audit_picture(report, judged, chosen=odd + STEERING) == audit_picture(report, judged, chosen=odd + STEERING)
+    assert damage_picture((odd, STEERING), START_MS, [odd + STEERING] * 100).startswith(b"\x89PNG")
+    assert not recwarn.list and capfd.readouterr() == ("", "")
+
+
+def test_a_picture_has_the_boxes_of_the_pages_charts_for_a_year_of_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Collection] = []
+
+    def add(_: Axes, collection: Collection) -> None:
+        drawn.append(collection)
+
+    monkeypatch.setattr(Axes, "add_collection", add)
+    audit_picture(_large())
+    boxes = sum(len(each.get_paths()) for each in drawn if isinstance(each, PolyCollection))
+    assert boxes == audit_page(_large()).count("<rect ") > 3_000
+
+
+def test_labels_of_lateness_never_lie_on_each_other() -> None:
+    for late_ms in (0, 900, 90_000, 90_000_000, 9_000_000_000):
+        total = replace(_large().hours[0], late_ms_max=late_ms)
+        for frame in (PAGE_FRAME, ChartFrame(580, 120)):
+            below = [each for each in distribution(total, 1_000, frame).shapes if isinstance(each, ChartText)]
+            level = sorted(each.x for each in below if each.style == "tick")
+            beside = course([Period(HOUR, HOUR + 1, total)], frame).shapes
+            upright = sorted(each.y for each in beside if isinstance(each, ChartText) and each.style == "label")
+            assert all(b - a >= 28 for a, b in pairwise(level)) and all(b - a >= 12 for a, b in pairwise(upright))
+            assert len(level) >= 3 and len(upright) >= 2
 
 
 def test_books_without_messages_say_so(books: Books) -> None:
