@@ -148,6 +148,20 @@ async def settled(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
+async def warmed(call: Callable[[], Any]) -> Any:
+    """The result of a call before any fault: on a busy machine it may need more time than its limit."""
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            result = await settled(call())
+        except (delayd.RetryLater, delayd.RequestTimedOut):
+            assert time.monotonic() < end
+            continue
+        if not isinstance(result, MessageColumns) or len(result):
+            return result
+        assert time.monotonic() < end
+
+
 class Clients:
     """Clients of one kind at one way to the servers; ``warm`` ones have spoken to them before."""
 
@@ -183,19 +197,20 @@ class Clients:
     async def _produce(self, ends: bool) -> None:
         producer = self._client("Producer")
         if self._warm:
-            await settled(producer.send(SUBJECT, b"1", delay=DELAY))
+            await warmed(partial(producer.send, SUBJECT, b"1", delay=DELAY))
         self._add(ends, producer, partial(producer.send_nowait, SUBJECT, b"1", delay=DELAY))
 
     async def _administer(self, ends: bool) -> None:
         admin = self._client("Admin", secret=self._secret)
         if self._warm:
-            await settled(admin.groups())
+            await warmed(admin.groups)
         self._add(ends, admin)
 
     async def _consume(self, subject: str, ends: bool) -> None:
         group = f"g-{id(self)}-{subject}-{ends}"
         consumer = self._client("Consumer", SUBJECTS[subject], group)
-        batch = await settled(consumer.pull(WORDS, wait=timedelta(seconds=DEADLINE_S))) if self._warm else []
+        wait = timedelta(seconds=DEADLINE_S)
+        batch = await warmed(partial(consumer.pull, WORDS, wait=wait)) if self._warm else []
         self._add(ends, consumer, partial(batch[-1].ack, wait=False) if self._warm else None, wait=LIMIT)
         row = 0
         for words in (slice(0, 1), slice(0, 2)) if self._warm and not ends else ():
