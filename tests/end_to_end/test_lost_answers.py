@@ -71,8 +71,9 @@ class Message:
         """Ask, and break the connection before the answer is read."""
         with self._connection() as raw:
             raw.write(frame(kind, 7, {"log_id": self._log_id, **more}, asked(self.receipt, wanted_at_ms=wanted_at_ms)))
-            before = (PENDING, self.due_ms)
-            wait_until(lambda: self.now() != before, "the request is done")
+            # While its commit is under way, the message is in flight.
+            under_way = [(state, self.due_ms) for state in (PENDING, MessageState.IN_FLIGHT)]
+            wait_until(lambda: self.now() not in under_way, "the request is done")
 
     def now(self) -> tuple[int, int]:
         """The state of the message, and when it is due."""
