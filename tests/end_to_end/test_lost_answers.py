@@ -18,7 +18,7 @@ from .up_process import Up, up
 
 HOUR_MS = 3_600_000
 MOVED, CANCELLED = 1, 1
-PENDING, IS_CANCELLED = 1, 7
+PENDING, IN_FLIGHT, IS_CANCELLED = 1, 2, 7
 NUMBERS = {"asker": 0xA5A5, "low_water": 1}
 
 _numbers = count(1)
@@ -72,7 +72,7 @@ class Message:
         with self._connection() as raw:
             raw.write(frame(kind, 7, {"log_id": self._log_id, **more}, asked(self.receipt, wanted_at_ms=wanted_at_ms)))
             # While its commit is under way, the message is in flight.
-            under_way = [(state, self.due_ms) for state in (PENDING, MessageState.IN_FLIGHT)]
+            under_way = [(state, self.due_ms) for state in (PENDING, IN_FLIGHT)]
             wait_until(lambda: self.now() not in under_way, "the request is done")
 
     def now(self) -> tuple[int, int]:
