@@ -36,7 +36,7 @@ from delayd.gateway.values import Leases, Pull
 log = logging.getLogger(__name__)
 
 UNREACHED = timedelta(seconds=5)  # So long a request waits for servers that are not there; then it is a 503.
-WORDS_BYTES_MAX = 4 << 20  # Of a request that is no message: 10,000 leases are a few hundred KB.
+WORDS_BYTES_MAX = 4 << 20  # A request that is no message may have so many; 10,000 leases are a few hundred KB.
 
 _PULL, _LEASES = msgspec.json.Decoder(Pull), msgspec.json.Decoder(Leases)
 _encode = msgspec.json.Encoder().encode

@@ -90,9 +90,9 @@ class Leases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Messages that were pulled, by their leases, and what is said of them."""
 
     leases: list[str]
-    delay_ms: int | None = None  # Of a nack; without it the consumer's backoff counts.
-    lease_ms: int | None = None  # Of an extension.
-    reason: str = ""  # Of a rejection.
+    delay_ms: int | None = None  # A nack has it; without it the consumer's backoff counts.
+    lease_ms: int | None = None  # An extension needs it.
+    reason: str = ""  # A rejection needs it.
     error: str = ""
 
 
