@@ -75,19 +75,20 @@ class GivenOut:
         self._of_life = _kept_of(lives[-LIVES_MAX:])
 
     def became(self, group: Group, next_pull: int, incarnation: int, run: StateRun) -> Iterator[StateRun]:
-        """What became of pull sequences that no table of their group has: those that are known were acknowledged, in
-        whatever life (rule Q5).
+        """What became of pull sequences that nobody holds. Those that no table of their group has were acknowledged, in
+        whatever life (rule Q5); such a run is ``UNKNOWN``.
 
         The group knows it from its ``known_from`` on, for what the incarnation's life gave out and did not lose in a
-        crash.
+        crash: a later life gives other messages the numbers that were lost.
         """
         life = incarnation >> SECRET_BITS
         first, stop = self._of_life.get(life, (0, 0))
         first = min(max(first, group.window.known_from, run.first), run.end)
         stop = max(first, min(next_pull if life == self.life else stop, run.end))
+        known = Became.ACKNOWLEDGED if run.state == Became.UNKNOWN else Became(run.state)
         for start, end, became in (
             (run.first, first, Became.UNKNOWN),
-            (first, stop, Became.ACKNOWLEDGED),
+            (first, stop, known),
             (stop, run.end, Became.UNKNOWN),
         ):
             if start < end:
@@ -133,7 +134,11 @@ def found(
                 others += given_out.became(group, next_pull, incarnation, StateRun(at, run.first - at, Became.UNKNOWN))
                 follows = False
             at = run[0] + run[1]
-            if run[2] != HELD or run[5] != incarnation:
+            if run[2] != HELD:
+                others += given_out.became(group, next_pull, incarnation, run)
+                follows = False
+                continue
+            if run[5] != incarnation:
                 others.append(run)
                 follows = False
                 continue

@@ -13,7 +13,7 @@ from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
-from delayd.wire.heads import need_int
+from delayd.wire.heads import need_int, need_u64
 from delayd.wire.requests import RequestType
 from realtime.subject_index import Index, Subject
 from realtime.unread import REST_MS
@@ -337,6 +337,38 @@ def test_rule_C1_after_a_reboot_the_next_life_tells_of_the_former_when_the_clock
     assert told_lost_ms(again, 3) == begun_ms
     again.clock.advance(60_000)
     assert told_lost_ms(again.restarted(), 4) == begun_ms
+
+
+@pytest.mark.parametrize("word", [RequestType.NACK, RequestType.RETRY, RequestType.REJECT])
+def test_rule_Q5_the_word_of_a_consumer_whose_pull_a_power_cut_took_is_not_taken_for_that_of_the_next(
+    word: RequestType,
+) -> None:
+    world, delay, commits, fsyncs = stepped()
+    waiting(world, fsyncs, most=1)
+    dispatch(world, delay, 1, b"a")
+    commits.run_all()
+    fsyncs.run_all()
+    peer, asked = waiting(world, fsyncs, most=1)
+    (pulls,) = files(world.disk, "/data/realtime/pull")
+    kept = content(world.disk, pulls)
+    dispatch(world, delay, 2, b"b")
+    commits.run_all()
+    old = [need_u64(peer.answers[asked][0][0], "incarnation"), 1, 1]
+    disk = world.disk.after_kill()
+    put(disk, pulls, kept)
+    world = World(disk, world.state.after_crash(disk))
+    pulled = world.pull(SimPeer())
+    (new,) = pulled.handles
+    assert new[1:] == [1, 1] and pulled.bodies == [b"b"], "the number of the lost pull is given out again"
+
+    def say(handle: list[int]) -> object:
+        names: Head = {"subject": SUBJECT, "group": GROUP}
+        said: Head = {"handles": [[*handle]], "retries": [[*handle, 1_000, ""]], "rejects": [[*handle, "bad", ""]]}
+        return world.ask(SimPeer(), word, names | said)[0]["stale"]
+
+    assert say(new) == []
+    assert say(new) == [], "its answer may have been lost"
+    assert say(old) == [old]
 
 
 @pytest.mark.parametrize("word", [RequestType.ACK, RequestType.RETRY])
