@@ -37,6 +37,7 @@ _HOMES: dict[str, str] = {
     "PendingPage": "delayd.client.asking.walking",
     "Producer": "delayd.client.producer",
     "Receipt": "delayd.client.sending.receipts",
+    "Recurrence": "delayd.recurrence.recurrence",
     "Reject": "delayd.worker.verdicts",
     "RescheduleAnswer": "delayd.wire.asked",
     "Rescheduled": "delayd.client.sending.receipts",
@@ -74,6 +75,7 @@ __all__ = [
     "PendingPage",
     "Producer",
     "Receipt",
+    "Recurrence",
     "Reject",
     "RescheduleAnswer",
     "Rescheduled",
@@ -120,6 +122,7 @@ if TYPE_CHECKING:
     from delayd.outcome import MessageState as MessageState
     from delayd.reading.data import Data as Data
     from delayd.reading.data import open_data as open_data
+    from delayd.recurrence.recurrence import Recurrence as Recurrence
     from delayd.wire.asked import CancelAnswer as CancelAnswer
     from delayd.wire.asked import RescheduleAnswer as RescheduleAnswer
     from delayd.worker.verdicts import Reject as Reject

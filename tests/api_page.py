@@ -28,12 +28,13 @@ SECTIONS = {
     "Messages sent": "Receipt BatchReceipt SendFuture SendVerdict BatchFailed CancelAnswer RescheduleAnswer "
     "Rescheduled RescheduledBatch MessageInfo MessageState PendingMessage PendingPage Walked",
     "Messages received": "Message MessageBatch AsyncMessage AsyncMessageBatch Backoff Retry Reject traceparent",
+    "Recurring": "Recurrence",
     "Files and ids": "open_data Data LogId",
 }
 # Parts of delayd call these, and nobody else does.
 INSIDE = re.compile(
     "set_result|set_exception|settle|words?_back|give_back|of|end|pid|is_unheard|longest_ms|delay_ms"
-    "|others_filed_at_ms|pull_sequences|places|receipt"
+    "|others_filed_at_ms|pull_sequences|places|receipt|encoded|decoded|newest|left"
 )
 LISTED = re.compile(r"([A-Z][a-z]+)(?:, .*)?:")
 SHORT = 200  # Characters of a list that is told again: a link to it would be no shorter.

@@ -1,0 +1,1 @@
+"""Unit tests of delayd.recurrence: no clock, no file."""
