@@ -6,6 +6,7 @@ A map, from the outside in.
     core              registrations and routes without I/O, kept in the state and served from memory
     registry          which servers there are, their leases, and which of them get no new messages
     routes            which realtime server has which subject
+    push              where gateways POST due messages to
     slots             which delay server owns which keys, and what a meta does that can't know all owners
 
 Invariant: what meta has answered is durable, so it answers the same after a restart.

@@ -59,7 +59,9 @@ from delayd.wire.meta import (
     read_registered,
     slots_text,
 )
+from delayd.wire.push import PushTarget, PushTargets
 
+from .push import PushTable, target_key, target_value
 from .registry import CordonTable, Registry, RegistryTerms, ServerStanding, key_of
 from .routes import UNUSED_MAX, UNUSED_MS, RouteTable
 from .slots import (
@@ -130,6 +132,7 @@ class Meta:
         self._table = RouteTable(routes, looked, lost, clock.monotonic_ms())
         self._slots, self._members = _stored_slots(state)
         self._cordons = CordonTable(state)
+        self._push = PushTable(state, path, clock)
         self._operators = OperatorLog(state)
         self._moves, moves_lost = _stored_moves(state, path)
         # A lost move may have had the highest number, and no number is given twice.
@@ -411,6 +414,35 @@ class Meta:
     def _moved(self, move: Move) -> None:
         self._table.move(move.subject, move.log_id)
         self._moves = [*(each for each in self._moves if each.subject != move.subject), move]
+
+    def push_targets(self, after: str, seen: int, gateway: int) -> tuple[PushTargets, int]:
+        """A page of the push targets, none when their revision is the one that was ``seen``; and how many gateways
+        share the work, with the one that asks.
+        """
+        revision = self._push.revision
+        page, more = ((), False) if seen == revision else self._push.page(after)
+        return PushTargets(revision, [*page], more), self._push.gateways(gateway)
+
+    def set_push_target(self, target: PushTarget, was: int, on_done: OnDone) -> None:
+        """Keep a push target in place of its version ``was``, because an operator says so; 0: it is new.
+
+        Raises SlowDown as `forget` does, BadArgument and BadSubject when it can't be kept.
+        """
+        self._need_quiet()
+        self._push.check_change(target, was)
+        kept = target._replace(version=was + 1)
+        self._gathered.puts[target_key(kept.name)] = target_value(kept)
+        self._gathered.after.append(partial(self._push.set, kept))
+        state = " (paused)" if kept.paused else ""
+        self._decide(f"{kept.subject} is pushed to {kept.url} as {kept.name}{state}", on_done)
+
+    def delete_push_target(self, name: str, on_done: OnDone) -> None:
+        """Forget a push target, because an operator says so. Raises as `set_push_target` does."""
+        self._need_quiet()
+        self._push.check_known(name)
+        self._gathered.removes.append(target_key(name))
+        self._gathered.after.append(partial(self._push.remove, name))
+        self._decide(f"deleted the push target {name}", on_done)
 
     def _decide(self, told: str, on_done: OnDone) -> None:
         """Store an operator's decision with the changes that it makes."""

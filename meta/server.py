@@ -32,7 +32,7 @@ from delayd.net.held_start import HeldServer
 from delayd.net.machine import REAL_MACHINE, Machine, WatchedState, check_role
 from delayd.net.server import Server
 from delayd.net.trust import Guard
-from delayd.wire.frame import Frame, Head
+from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
     need_bool,
     need_int,
@@ -40,6 +40,7 @@ from delayd.wire.heads import (
     need_strs,
     need_u64,
     optional_str,
+    read_row,
 )
 from delayd.wire.meta import (
     Routes,
@@ -53,6 +54,7 @@ from delayd.wire.meta import (
     servers_head,
     slots_bytes,
 )
+from delayd.wire.push import PushTarget
 from delayd.wire.requests import META_LIMITS, RequestType, not_served
 from delayd.wire.status import status_head
 
@@ -99,6 +101,9 @@ class MetaService:
             RequestType.MOVE_SLOTS: self._decide,
             RequestType.SETTLE_SLOTS: self._decide,
             RequestType.CORDON_SERVER: self._decide,
+            RequestType.PUSH_TARGETS: self._push_targets,
+            RequestType.SET_PUSH_TARGET: self._decide,
+            RequestType.DELETE_PUSH_TARGET: self._decide,
         }
 
     def open(self) -> None:
@@ -265,9 +270,21 @@ class MetaService:
             self._core.cordon(need_u64(head, "log_id"), read_standing(need_str(head, "standing")), on_done)
         elif frame.type == RequestType.SETTLE_SLOTS:
             self._core.settle_slots(on_done)
+        elif frame.type == RequestType.SET_PUSH_TARGET:
+            self._core.set_push_target(read_row(PushTarget, head), need_int(head, "was"), on_done)
+        elif frame.type == RequestType.DELETE_PUSH_TARGET:
+            self._core.delete_push_target(need_str(head, "name"), on_done)
         else:
             slots, versions, lost = need_slots(head, "slots"), need_versions(head), need_bool(head, "lost")
             self._core.move_slots(slots, versions, need_u64(head, "to"), on_done, lost=lost)
+
+    def _push_targets(self, connection: Connection, frame: Frame) -> None:
+        head = frame.head
+        seen, gateway = (need_u64(head, name) if name in head else 0 for name in ("seen", "gateway"))
+        told, gateways = self._core.push_targets(need_str(head, "after"), seen, gateway)
+        listed: list[HeadValue] = [target.to_head() for target in told.targets]
+        own: Head = {"revision": told.revision, "targets": listed, "more": told.more, "gateways": gateways}
+        connection.answer(frame.request_id, self._told(own))
 
     def _tell_slots(self, connection: Connection, frame: Frame) -> None:
         def on_slots(answer: SlotOwners | RetryLater) -> None:

@@ -24,6 +24,7 @@ from delayd.errors import UnknownRequest
 from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.frame import BODY_BYTES_MAX, HEAD_BYTES_MAX, SEND_BODY_BYTES_MAX, Room
 from delayd.wire.heads import declared
+from delayd.wire.push import PushTarget
 from delayd.wire.scheduling import QuotaInfo, TargetInfo
 
 # Room for names and numbers: three texts at their longest, and fields that this version ignores.
@@ -97,6 +98,7 @@ MAPS = {
     "error?:str message?:str retry_after_ms?:int rows?:[int] next_free_ms?:instant",
     "target": declared(TargetInfo),
     "quota": declared(QuotaInfo),
+    "push_target": declared(PushTarget),
     "listed_group": declared(GroupInfo),
     "listed_subject": declared(SubjectInfo),
 }
@@ -200,6 +202,18 @@ class RequestType(IntEnum):
     MOVE_SLOTS = 17, Terms((META,), "slots:slots versions:versions to:u64 lost:bool", DECIDED, trusted=True)
     SETTLE_SLOTS = 18, Terms((META,), answer=DECIDED, trusted=True)
     CORDON_SERVER = 19, Terms((META,), "log_id:u64 standing:serving/cordoned/retired", DECIDED, trusted=True)
+    PUSH_TARGETS = (
+        70,
+        Terms(
+            (META,),
+            "after:str seen?:u64 gateway?:u64",
+            f"{OF_META} revision:u64 targets:[push_target] more:bool gateways:int",
+            trusted=True,
+            cost=Cost.LISTING,
+        ),
+    )
+    SET_PUSH_TARGET = 71, Terms((META,), f"{declared(PushTarget)} was:int", DECIDED, trusted=True)
+    DELETE_PUSH_TARGET = 72, Terms((META,), "name:str", DECIDED, trusted=True)
 
     # Delay servers.
     SEND = 20, Terms((DELAY,), answer=RESULTS, body_bytes_max=SEND_BODY_BYTES_MAX)

@@ -49,7 +49,7 @@ from delayd.wire import frame, scheduling, status
 from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, LISTS, MAPS, META, REALTIME, RequestType, named_types
 from meta import core as meta_core
-from meta import registry, slots
+from meta import push, registry, slots
 from realtime import answers as realtime_parts
 from realtime import consumers, delay_servers, group_records, group_window, groups, polls, pulls, subscriptions
 from realtime import kept as realtime_kept
@@ -452,6 +452,7 @@ STATE_KEYS = (
     ("meta", meta_core, "ROUTE_PREFIX"),
     ("meta", meta_core, "LOOK_PREFIX"),
     ("meta", meta_core, "MOVE_PREFIX"),
+    ("meta", push, "PREFIX"),
     ("meta", slots, "STATE_KEY"),
     ("meta", slots, "MEMBER_PREFIX"),
     ("meta", slots, "DOUBT_KEY"),

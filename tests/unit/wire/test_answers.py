@@ -20,6 +20,7 @@ from delayd.net.calls import Calls, OnAnswer
 from delayd.net.connection import Connection
 from delayd.secret import SECRET_FILE, Secret, read_secret
 from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.push import PushTarget
 from delayd.wire.requests import RequestType
 from tests.batches import messages as batch
 from tests.fuzz.declared import faults
@@ -32,6 +33,7 @@ SHOWN_ELSEWHERE = {
 SOON = timedelta(milliseconds=1)
 LATER = timedelta(hours=3)
 WAIT = timedelta(seconds=20)
+TARGET = PushTarget("a", "a", "https://example.com/", "push/a", f"whsec_{'A' * 40}")
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +112,9 @@ async def ask_servers(address: str, secret: Secret) -> None:
             (RequestType.MOVE_SLOTS, {**slots, "versions": bytes(4_096), "to": delay.log_id, "lost": False}),
             (RequestType.SETTLE_SLOTS, {}),
             (RequestType.CORDON_SERVER, {"log_id": delay.log_id, "standing": "serving"}),
+            (RequestType.SET_PUSH_TARGET, {**TARGET.to_head(), "was": 0}),
+            (RequestType.PUSH_TARGETS, {"after": ""}),
+            (RequestType.DELETE_PUSH_TARGET, {"name": "a"}),
         ]
         for kind, head in of_meta:
             await tried(meta, kind, head)
