@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,103 +20,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import delayd
+from tests.end_to_end.gateways import JSON, LIMIT_S, LINES, Gateway, Json, gateway_of
 from tests.end_to_end.processes import ServerProcess
-
-Json = dict[str, object]
-JSON = {"content-type": "application/json"}
-LINES = {"content-type": "application/x-ndjson"}
-LIMIT_S = 30.0
-
-
-class Answer(NamedTuple):
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Json:
-        found: Json = json.loads(self.body)
-        return found
-
-    @property
-    def lines(self) -> list[Json]:
-        return [json.loads(line) for line in self.body.splitlines()]
-
-    @property
-    def code(self) -> str:
-        assert self.headers["content-type"] == "application/problem+json"
-        assert self.json["status"] == self.status
-        return str(self.json["code"])
-
-
-class Gateway:
-    """A gateway process."""
-
-    def __init__(self, meta: str, folder: Path, *options: str) -> None:
-        self._err = folder / f"gateway-{time.monotonic_ns()}.err"
-        with self._err.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "delayd", "gateway", "--meta", meta, "--port", "0", *options],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        words = self.process.stdout.readline().split()
-        assert words[:2] == ["ready", "gateway"], self._err.read_text()
-        self.port = int(words[2].rpartition(":")[2])
-
-    @property
-    def log(self) -> str:
-        return self._err.read_text()
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        body: bytes | Json | list[Json] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Answer:
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
-        try:
-            if body is not None and not isinstance(body, bytes):
-                body, headers = json.dumps(body).encode(), {**JSON, **(headers or {})}
-            line.request(method, path, body, dict(headers or {}))
-            answer = line.getresponse()
-            return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
-        finally:
-            line.close()
-
-    def pull(self, subject: str, group: str = "g", **wish: int) -> list[Json]:
-        answer = self.ask("POST", f"/v1/subjects/{subject}/groups/{group}/pull", {"wait_ms": 10_000, **wish})
-        assert answer.status == 200, answer
-        found = answer.json["messages"]
-        assert isinstance(found, list)
-        return found
-
-    def say(self, word: str, *leases: object, **more: object) -> list[Json]:
-        answer = self.ask("POST", f"/v1/leases/{word}", {"leases": list(leases), **more})
-        assert answer.status == 200, answer
-        found = answer.json["results"]
-        assert isinstance(found, list)
-        return found
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        code = self.process.wait(LIMIT_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
-
-
-@contextmanager
-def gateway_of(meta: str, folder: Path, *options: str) -> Iterator[Gateway]:
-    gateway = Gateway(meta, folder, *options)
-    try:
-        yield gateway
-    finally:
-        if gateway.process.poll() is None:
-            gateway.stop(signal.SIGKILL)
 
 
 class Cluster(NamedTuple):
