@@ -1,12 +1,15 @@
 """``delayd gateway``: HTTP for programs without a client of delayd."""
 
+import os
+
 import click
 
 from delayd.address import PORT_MAX
 from delayd.config import GATEWAY_PORT
+from delayd.secret import SECRET_FILE
 
 from .main import Programs
-from .shared_options import Command, meta_option
+from .shared_options import Command, meta_option, secret_data_option, secret_of, secret_option
 
 
 @click.command(cls=Command)
@@ -30,8 +33,25 @@ from .shared_options import Command, meta_option
 @click.option(
     "--insecure", is_flag=True, help="Let other machines in: whoever reaches it may send, take and cancel messages."
 )
+@secret_option
+@secret_data_option
+@click.option(
+    "--allow-private",
+    is_flag=True,
+    help="Let push targets be on this machine and in private networks, too.",
+)
 @click.pass_obj
-def gateway(programs: Programs, meta: str, host: str, port: int, names: tuple[str, ...], insecure: bool) -> int:
+def gateway(
+    programs: Programs,
+    meta: str,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    insecure: bool,
+    secret_file: str | None,
+    data: str,
+    allow_private: bool,
+) -> int:
     """Serve HTTP: send, look at, cancel, move, pull and acknowledge messages; and metrics for Prometheus.
 
     It prints `ready gateway HOST:PORT pid=PID` when it serves, and logs to stderr. SIGTERM stops it within five
@@ -39,9 +59,14 @@ def gateway(programs: Programs, meta: str, host: str, port: int, names: tuple[st
 
     To try it: curl -d hello 'http://127.0.0.1:7403/v1/subjects/world/messages?delay=5s'
 
+    With the cluster's secret it also serves push targets: `delayd push`.
+
     The command needs a web server: pip install 'delayd[gateway]'.
 
     $ delayd gateway
     $ delayd gateway --meta 10.0.0.5:7400 --port 8080
     """
-    return programs.run_gateway(meta, host, port, names, insecure=insecure)
+    # The default place need not be there: a gateway without the secret serves all but push targets.
+    has_secret = secret_file or os.path.exists(os.path.join(data, SECRET_FILE))
+    secret = secret_of(secret_file, data) if has_secret else None
+    return programs.run_gateway(meta, host, port, names, insecure=insecure, secret=secret, allow_private=allow_private)

@@ -36,6 +36,7 @@ from .shared_options import examples
 if TYPE_CHECKING:
     from delayd.reading.books import AuditReport
     from delayd.reading.proved import ProvedHours
+    from delayd.secret import Secret
 
     from .listing import Cell
 
@@ -92,7 +93,17 @@ class SparkAudit(Protocol):
 class RunGateway(Protocol):
     """Serves HTTP until it is told to stop; returns the exit code."""
 
-    def __call__(self, meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool) -> int: ...
+    def __call__(
+        self,
+        meta: str,
+        host: str,
+        port: int,
+        names: Sequence[str],
+        *,
+        insecure: bool,
+        secret: "Secret | None" = None,
+        allow_private: bool = False,
+    ) -> int: ...
 
 
 class SparkJob(Protocol):
@@ -161,6 +172,7 @@ PLACES = {
     "delay": CommandPlace("serve", "delay", "Run a delay server: it holds messages until they are due."),
     "realtime": CommandPlace("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
     "gateway": CommandPlace("gateway_command", "gateway", "Serve HTTP, for programs without a client of delayd."),
+    "push": CommandPlace("push_commands", "push", "Have gateways POST due messages to URLs."),
     "send": CommandPlace("send", "send", "Send messages that become due later."),
     "consume": CommandPlace("consume_command", "consume", "Take due messages and acknowledge them."),
     "work": CommandPlace("work", "work", "Call the handlers of a worker for due messages."),

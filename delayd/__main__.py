@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cli.main import Programs, RunGateway, ServerConfig, SparkAudit, SparkJob
     from delayd.reading.books import AuditReport
     from delayd.reading.proved import ProvedHours
+    from delayd.secret import Secret
 
 # Nothing here multiplies matrices. numpy's library for that begins a thread for each core, and all of them look for
 # work for a while, just when a server starts.
@@ -38,7 +39,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 _EXIT_NOT_INSTALLED = 1
 # The packages that an extra installs.
 _SPARK_DISTRIBUTIONS = ("pyspark", "pandas", "pyarrow")
-_GATEWAY_DISTRIBUTIONS = ("starlette", "uvicorn", "httptools", "msgspec", "prometheus_client")
+_GATEWAY_DISTRIBUTIONS = (
+    "aiohttp",
+    "cryptography",
+    "starlette",
+    "uvicorn",
+    "httptools",
+    "msgspec",
+    "prometheus_client",
+)
 
 
 def main() -> int:
@@ -73,10 +82,19 @@ def _server(load: Callable[[], ModuleType]) -> "Callable[[ServerConfig], int]":
     return run
 
 
-def _run_gateway(meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool) -> int:
+def _run_gateway(
+    meta: str,
+    host: str,
+    port: int,
+    names: Sequence[str],
+    *,
+    insecure: bool,
+    secret: "Secret | None" = None,
+    allow_private: bool = False,
+) -> int:
     with _named_distribution("a gateway", "gateway", _GATEWAY_DISTRIBUTIONS):
         run: RunGateway = import_module("delayd.gateway.program").run
-    return run(meta, host, port, names, insecure=insecure)
+    return run(meta, host, port, names, insecure=insecure, secret=secret, allow_private=allow_private)
 
 
 def _spark_audit(

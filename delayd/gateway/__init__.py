@@ -7,6 +7,12 @@ It is a client of the servers, like any other, and keeps nothing that must last.
     sends       a body of a request becomes messages, and receipts become an answer
     messages    what became of a message; cancel and move it; list what is pending
     groups      messages are pulled for a group, and held here under a name until they are settled
+    push        due messages are POSTed to the targets that meta has (docs/push.md)
+    pusher      one target: pulled, POSTed, settled
+    pacing      how often a target is asked, and when it is left alone
+    caller      one POST to whoever was named, and which addresses may be asked
+    signing     signatures of POSTs
+    push_routes targets over HTTP
     values      JSON in and out: what each request may have, and its bounds
     problems    errors as problem+json
     metrics     what Prometheus reads

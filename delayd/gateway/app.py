@@ -30,8 +30,10 @@ from delayd.gateway.groups import Groups
 from delayd.gateway.metrics import MEDIA_TYPE as METRICS_TYPE
 from delayd.gateway.metrics import exposition
 from delayd.gateway.problems import Refusal, answer_problem
-from delayd.gateway.sends import JSON, decoded, part, queried, read_body
-from delayd.gateway.values import Leases, Pull
+from delayd.gateway.push import Push
+from delayd.gateway.push_routes import PushRoutes
+from delayd.gateway.sends import decoded, part, queried, read_body
+from delayd.gateway.values import JSON, Leases, Pull
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +49,13 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class Gateway:
     """What the routes share; belongs to one loop."""
 
-    def __init__(self, meta: str, hosts: frozenset[str]) -> None:
+    def __init__(self, meta: str, hosts: frozenset[str], push: Push) -> None:
         self.answered: Counter[tuple[str, int]] = Counter()
         self.hosts = hosts  # Names under which this gateway is asked; an address is always one.
         self._meta = meta
         self._groups = Groups(self._consumer)
+        self._push = push
+        self.push = PushRoutes(push)
         self._producer: AsyncProducer | None = None
         self._stopping = asyncio.Event()
 
@@ -78,10 +82,11 @@ class Gateway:
         async with AsyncProducer(self._meta, connect_timeout=UNREACHED) as producer:
             self._producer = producer
             self._groups.start()
+            self._push.start()
             try:
                 yield
             finally:
-                await self._groups.close()
+                await asyncio.gather(self._groups.close(), self._push.close())
 
     @property
     def producer(self) -> AsyncProducer:
@@ -150,6 +155,7 @@ class Gateway:
 def app_of(gateway: Gateway) -> ASGIApp:
     """The whole app."""
     one, many = "/v1/subjects/{subject:path}/messages/{id}", "/v1/subjects/{subject:path}/messages"
+    push = gateway.push
     routes = [
         _route(many, POST=gateway.send, GET=gateway.listed, DELETE=gateway.cancel, PATCH=gateway.move),
         _route(one, GET=gateway.get, DELETE=gateway.cancel, PATCH=gateway.move),
@@ -158,6 +164,10 @@ def app_of(gateway: Gateway) -> ASGIApp:
         Route("/v1/leases/nack", gateway.says(Groups.nack), methods=["POST"]),
         Route("/v1/leases/reject", gateway.says(Groups.reject), methods=["POST"]),
         Route("/v1/leases/extend", gateway.says(Groups.extend), methods=["POST"]),
+        _route("/v1/push", GET=push.listed, POST=push.create),
+        _route("/v1/push/{name}", GET=push.get, PATCH=push.change, DELETE=push.delete),
+        _route("/v1/push/{name}/key", POST=push.rotate),
+        _route("/v1/push/{name}/test", POST=push.test),
         Route("/metrics", gateway.metrics, methods=["GET"]),
         Route("/healthz", gateway.health, methods=["GET"]),
     ]

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, AsyncMessageBatch
 from delayd.errors import BadArgument, DelaydError
 from delayd.gateway.problems import Refusal, problem
-from delayd.gateway.values import LEASE_MS_MAX, LEASES_MAX, PULL_MAX, WAIT_MS_MAX, Leases, Pull, body_of, milliseconds
-from delayd.hours import instant_text
+from delayd.gateway.values import LEASE_MS_MAX, LEASES_MAX, PULL_MAX, WAIT_MS_MAX, Leases, Pull, milliseconds, shown
 
 CONSUMERS_MAX = 1_000  # Subjects and groups that are pulled from at one time; each has a connection.
 IDLE_S = 60.0  # A consumer that nobody asks for so long is closed.
@@ -135,20 +134,7 @@ class Groups:
     def _hold(self, message: AsyncMessage, ends_at: float) -> dict[str, object]:
         lease = secrets.token_urlsafe(LEASE_BYTES)
         self._held[lease] = _Held(message, ends_at)
-        told: dict[str, object] = {"lease": lease, **body_of(message.body), "subject": message.subject}
-        told |= {"attempt": message.attempt, "deliver_at": instant_text(message.deliver_at_ms)}
-        told |= {"deliver_at_ms": message.deliver_at_ms, "late_ms": message.late_ms}
-        told |= {"log_id": f"{message.log_id:016x}", "sequence": message.sequence}
-        if message.headers:
-            told["headers"] = {
-                name: value if isinstance(value, str) else value.decode(errors="replace")
-                for name, value in message.headers.items()
-            }
-        if message.key is not None:
-            told["key"] = message.key
-        if message.tags:
-            told["tags"] = message.tags
-        return told
+        return {"lease": lease, **shown(message)}
 
     # What is said of messages.
 

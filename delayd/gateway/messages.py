@@ -18,8 +18,8 @@ from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument, DelaydError
 from delayd.gateway.problems import Refusal, problem
-from delayd.gateway.sends import JSON, Lines, decoded, part, queried, read_body
-from delayd.gateway.values import Given, When, body_of, utc
+from delayd.gateway.sends import Lines, decoded, part, queried, read_body
+from delayd.gateway.values import JSON, Given, When, body_of, utc
 from delayd.hours import instant_text
 from delayd.outcome import MessageState
 from delayd.wire.asked import CancelAnswer, RescheduleAnswer

@@ -23,7 +23,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from delayd.address import Endpoint
 from delayd.errors import BadSetting
 from delayd.gateway.app import Gateway, app_of
+from delayd.gateway.push import Push
 from delayd.net.program import configure_logging
+from delayd.secret import Secret
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,17 @@ CONNECTIONS_MAX = 4_096
 IDLE_S = 75
 
 
-def run(meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool) -> int:
-    """Serve until a signal comes; returns the exit code.
+def run(
+    meta: str,
+    host: str,
+    port: int,
+    names: Sequence[str],
+    *,
+    insecure: bool,
+    secret: Secret | None = None,
+    allow_private: bool = False,
+) -> int:
+    """Serve until a signal comes; returns the exit code. Push targets are served when the cluster's secret is given.
 
     Raises:
         BadSetting: the address can't be used, or others could reach it and nobody has said that they may.
@@ -45,7 +56,8 @@ def run(meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool
     configure_logging()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # What it says of each stop and start is said here.
     listening = _listen(host, port)
-    gateway = Gateway(meta, frozenset({"localhost", *map(str.lower, names)}))
+    push = Push(meta, secret, allow_private=allow_private)
+    gateway = Gateway(meta, frozenset({"localhost", *map(str.lower, names)}), push)
     config = uvicorn.Config(
         app_of(gateway),
         http=_Connection,

@@ -26,9 +26,9 @@ from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument, DelaydError, MessageTooLarge, ServerUnavailable
 from delayd.gateway.problems import Refusal, problem
-from delayd.gateway.values import Given, NewMessage, milliseconds
+from delayd.gateway.values import JSON, Given, NewMessage, milliseconds
 
-JSON, NDJSON = "application/json", "application/x-ndjson"
+NDJSON = "application/x-ndjson"
 LINE_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # A body of the largest size in base64, and the rest.
 BODY_BYTES_MAX = 64 << 20  # A list of messages; longer ones are streams.
 UNDER_WAY_MAX = 8_192  # Messages of a stream without an answer: then no more of it is read.

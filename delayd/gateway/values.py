@@ -12,10 +12,12 @@ from typing import Literal
 
 import msgspec
 
+from delayd.client.pulling.message import MessageView
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument
 from delayd.hours import instant_text
 
+JSON = "application/json"
 PULL_MAX = 1_000  # Messages in one answer.
 WAIT_MS_MAX = 30_000  # Shorter than proxies wait for an answer.
 LEASE_MS_MAX = 43_200_000
@@ -148,6 +150,24 @@ def body_of(content: bytes) -> dict[str, str]:
         return {"body": content.decode()}
     except UnicodeDecodeError:
         return {"body_base64": base64.b64encode(content).decode()}
+
+
+def shown(message: MessageView) -> dict[str, object]:
+    """A pulled message in an answer, or in a POST of several."""
+    told: dict[str, object] = {**body_of(message.body), "subject": message.subject}
+    told |= {"attempt": message.attempt, "deliver_at": instant_text(message.deliver_at_ms)}
+    told |= {"deliver_at_ms": message.deliver_at_ms, "late_ms": message.late_ms}
+    told |= {"log_id": f"{message.log_id:016x}", "sequence": message.sequence}
+    if message.headers:
+        told["headers"] = {
+            name: value if isinstance(value, str) else value.decode(errors="replace")
+            for name, value in message.headers.items()
+        }
+    if message.key is not None:
+        told["key"] = message.key
+    if message.tags:
+        told["tags"] = message.tags
+    return told
 
 
 def utc(text: str, name: str) -> datetime:

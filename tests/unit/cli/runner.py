@@ -10,6 +10,7 @@ from cli.listing import Cell
 from cli.main import Programs, SparkAudit, SparkJob
 from delayd.reading.books import AuditReport
 from delayd.reading.proved import ProvedHours
+from delayd.secret import Secret
 
 
 class Ran(NamedTuple):
@@ -45,7 +46,16 @@ def no_job(
     raise AssertionError(f"nobody asked for the job {job} in Spark")
 
 
-def _no_gateway(meta: str, host: str, port: int, names: Sequence[str], *, insecure: bool) -> int:
+def _no_gateway(
+    meta: str,
+    host: str,
+    port: int,
+    names: Sequence[str],
+    *,
+    insecure: bool,
+    secret: Secret | None = None,
+    allow_private: bool = False,
+) -> int:
     raise AssertionError("no test of this folder serves HTTP")
 
 
