@@ -114,8 +114,7 @@ class Aside:
         async def started() -> tuple[Service, int]:
             service = build(self._failures.append)
             service.open()
-            _, port = await service.start()
-            return service, port
+            return service, (await service.start()).port
 
         self._service, self.port = self._run(started())
 

@@ -33,7 +33,6 @@ from delayd.backup import (
 )
 from delayd.backup import restore as put_back
 from delayd.client.asking import ask
-from delayd.config import parse_address
 from delayd.errors import BadArgument, DelaydError, NotReady, ServerUnavailable
 from delayd.hours import instant_text
 from delayd.log.checkpoint import NAME as CHECKPOINT
@@ -243,7 +242,7 @@ async def _cut(data: str, roles: Sequence[str], operator: Operator, joins: bool,
             )
         for role in roles:
             if role == "meta":
-                connection = await stack.enter_async_context(ask.connected(parse_address(meta), "meta server"))
+                connection = await stack.enter_async_context(ask.connected(ask.endpoint_of(meta), "meta server"))
             else:
                 connection = await stack.enter_async_context(ask.reached(_server_of(data, role, known, meta)))
             await ask.prove(connection, secret)
@@ -451,7 +450,7 @@ def cut(command: Sequence[str], data: str, meta: str, secret_file: str | None) -
 async def _cut_all(command: Sequence[str], meta: str, secret: Secret) -> int:
     async with AsyncExitStack() as stack:
         servers: list[Running] = []
-        asked = await stack.enter_async_context(ask.connected(parse_address(meta), "meta server"))
+        asked = await stack.enter_async_context(ask.connected(ask.endpoint_of(meta), "meta server"))
         for known in await ask.known_servers(asked):
             name = f"{known.role} server {known.log_id:016x}"
             if not known.alive:

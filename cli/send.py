@@ -333,9 +333,9 @@ def _whom(meta: str) -> str:
     try:
         servers = run(lambda: _delay_servers(meta))
     except DelaydError as error:
-        return f"the meta server at {meta}: {error.message}"
+        return f"the meta server at {ask.endpoint_of(meta)}: {error.message}"
     if not servers:
-        return f"a delay server: the meta server at {meta} knows none; start one with `delayd delay`"
+        return f"a delay server: the meta server at {ask.endpoint_of(meta)} knows none; start one with `delayd delay`"
     places = ", ".join(server.address for server in servers)
     if not any(server.alive for server in servers):
         return f"the delay server at {places}: {silence(servers[0])}"

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
+from typing import NamedTuple
 
 import click
 
@@ -25,7 +26,7 @@ from delayd.errors import BadSetting
 
 from .child import Child, LineWriter, OnChild
 from .main import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE, Programs
-from .shared_options import DATA_VARIABLE, Command, examples
+from .shared_options import DATA_VARIABLE, Command, bundle, examples
 
 _EXAMPLES = {
     "meta": ("delayd meta --data /var/lib/delayd --host 10.0.0.5",),
@@ -50,6 +51,10 @@ _TEXTS = {
     "meta": "address of the meta server",
     "advertise_host": "name or address under which clients and other servers reach it",
     "secret_file": "file with the cluster's secret, mode 600; on another machine than meta's, a copy of meta's file",
+    "tls_cert": "certificate of this server in PEM, with those between it and its authority; then all is over TLS",
+    "tls_key": "its key in PEM, mode 600",
+    "tls_ca": "who may sign the certificates of the servers that this one connects to, in PEM",
+    "tls_client_ca": "who may sign the certificates of those who connect, in PEM; nobody else is let in then",
     "exit_with_stdin": "stop when stdin closes, as the child of a supervisor should",
     # Settings of meta.
     "cluster_id": "hexadecimal id of the cluster of a lost meta server; this server takes its place at its first start",
@@ -90,6 +95,10 @@ _TEXTS = {
 }
 _METAVARS = {
     "secret_file": "FILE",
+    "tls_cert": "FILE",
+    "tls_key": "FILE",
+    "tls_ca": "FILE",
+    "tls_client_ca": "FILE",
     "cluster_id": "HEX",
     "seal_hook": "COMMAND",
     "data": "DIR",
@@ -101,6 +110,10 @@ _METAVARS = {
 _DEFAULTS = {
     "advertise_host": "that of --host",
     "secret_file": "cluster.secret in the data directory",
+    "tls_cert": "no TLS",
+    "tls_key": "no TLS",
+    "tls_ca": "the authorities that this machine trusts",
+    "tls_client_ca": "clients need no certificate",
     "cluster_id": "a random one",
     "seal_hook": "none",
 }
@@ -278,6 +291,8 @@ class Supervisor:
         if meta is None:
             raise AssertionError("the others start when meta serves")
         address = str(from_here(meta.endpoint))
+        if "--tls-cert" in self._plan.options:
+            address = f"delayds://{address}"
         others = [
             f"the {role} server at {from_here(child.ready.endpoint)}"
             for role, child in self._children.items()
@@ -370,6 +385,22 @@ def from_here(endpoint: Endpoint) -> Endpoint:
     return endpoint._replace(host=_ANYWHERE.get(endpoint.host, endpoint.host))
 
 
+class TlsFiles(NamedTuple):
+    """The files for TLS of all servers, in PEM."""
+
+    tls_cert: str | None
+    tls_key: str | None
+    tls_ca: str | None
+
+
+tls_options = bundle(
+    "tls",
+    TlsFiles,
+    click.option("--tls-cert", metavar="FILE", help="Certificate of all servers, in PEM.  [default: no TLS]"),
+    click.option("--tls-key", metavar="FILE", help="Its key in PEM, mode 600.  [default: no TLS]"),
+    click.option("--tls-ca", metavar="FILE", help="Who may sign it, in PEM.  [default: whom this machine trusts]"),
+)
+
 LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
 
 
@@ -393,6 +424,7 @@ LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
     metavar="HOST",
     help="Name or address under which others reach this machine.  [default: that of --host]",
 )
+@tls_options
 @click.option("--config", metavar="FILE", help="TOML file with settings below [meta], [delay] and [realtime].")
 @click.pass_obj
 def up(
@@ -402,6 +434,7 @@ def up(
     host: str | None,
     advertise_host: str | None,
     config: str | None,
+    tls: TlsFiles,
 ) -> int:
     """Run all servers on this machine.
 
@@ -421,11 +454,14 @@ def up(
     $ delayd up --data /var/lib/delayd --config /etc/delayd.toml
     $ delayd up --data /var/lib/delayd --host 0.0.0.0 --advertise-host node-1.internal
     """
-    given = (("--data", data), ("--host", host), ("--config", config))
-    options = [word for name, value in given if value is not None for word in (name, value)]
+    common = {"data": data, "host": host, **tls._asdict()}
+    given = {**common, "config": config}
+    options = [
+        word for name, value in given.items() if value is not None for word in (f"--{name.replace('_', '-')}", value)
+    ]
     ports = {} if port is None else {role: port + index if port else 0 for index, role in enumerate(ROLES)}
     registering = [] if advertise_host is None else ["--advertise-host", advertise_host]
-    folders = _folders(config, {"data": data, "host": host}, advertise_host)
+    folders = _folders(config, common, advertise_host)
     return asyncio.run(_run(Plan(programs.command, options, registering, ports, folders)))
 
 

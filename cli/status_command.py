@@ -25,7 +25,6 @@ import click
 from delayd.address import Endpoint
 from delayd.client.asking import ask
 from delayd.client.asking.ask import GROUPS, groups_at, groups_head
-from delayd.config import parse_address
 from delayd.errors import DelaydError
 from delayd.hours import duration_text
 from delayd.kernel import TWINS
@@ -152,7 +151,7 @@ async def _look(address: str) -> tuple[list[AskedServer], list[tuple[str, Wait]]
 
 
 async def _ask_one(address: str) -> AskedServer:
-    endpoint = parse_address(address, "server")
+    endpoint = ask.endpoint_of(address, "server")
     async with ask.connected(endpoint) as connection:
         seen = await _read("", connection)
     seen = seen._replace(role=need_str(seen.status, "role"), endpoint=endpoint)

@@ -16,7 +16,17 @@ from dataclasses import Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import ClassVar
 
-from delayd.address import META_LOCAL, META_PORT, PORT_MAX, Endpoint, host_fault, read_address
+from delayd.address import (
+    META_LOCAL,
+    META_PORT,
+    OPEN,
+    PORT_MAX,
+    Access,
+    Endpoint,
+    Tls,
+    host_fault,
+    read_address,
+)
 from delayd.batch.columns import BYTES_MAX as BATCH_BYTES_MAX
 from delayd.batch.columns import ROWS_MAX as BATCH_ROWS_MAX
 from delayd.batch.names import LEASE_MS_MAX
@@ -61,23 +71,44 @@ class ServerConfig:
     port: int = _number(0, 0, PORT_MAX)  # 0 lets the system choose.
     # The file with the cluster's secret; empty means cluster.secret in `data`, which is created if it is missing.
     secret_file: str = ""
+    # Files in PEM: the certificate of this server with its key; who may sign those of the servers that it connects to,
+    # and of those that connect to it. Without a certificate nothing is encrypted.
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    tls_client_ca: str = ""
     exit_with_stdin: bool = False  # For a child process: it ends when the process at the other end of its stdin ends.
 
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(self.role, each, getattr(self, each.name))
+        self._check_tls()
         self._check_address()
         self._check_relations()
 
     @property
+    def access(self) -> Access:
+        """How it lets others in, and how the servers of its cluster let it in: all over TLS, or none."""
+        if not self.tls_cert:
+            return OPEN
+        return Access(Tls(self.tls_ca, self.tls_cert, self.tls_key, client_ca=self.tls_client_ca))
+
+    @property
     def listens(self) -> Endpoint:
         """Where it listens; the system chooses the port for port 0."""
-        return Endpoint(_bare(self.host), self.port)
+        return Endpoint(_bare(self.host), self.port, self.access)
 
     @property
     def folder(self) -> str:
         """This server's own directory."""
         return os.path.join(self.data, self.role)
+
+    def _check_tls(self) -> None:
+        paired = bool(self.tls_cert) == bool(self.tls_key)
+        self._need(paired, "tls_cert", "a certificate and its key go together: set tls_cert and tls_key, or neither")
+        for name in ("tls_ca", "tls_client_ca"):
+            alone = bool(getattr(self, name)) and not self.tls_cert
+            self._need(not alone, name, "nothing is encrypted without tls_cert and tls_key: set them, too")
 
     def _check_address(self) -> None:
         """Refuse an address that nobody could use."""
@@ -123,6 +154,11 @@ class RegisteringConfig(ServerConfig):
 
     meta: str = META_LOCAL
     advertise_host: str = ""  # The host by which clients and servers reach it; empty: `host`.
+
+    @property
+    def meta_endpoint(self) -> Endpoint:
+        """Where meta listens; it lets this server in as this one lets others in."""
+        return parse_address(self.meta)._replace(access=self.access)
 
     def advertised(self, bound: Endpoint) -> Endpoint:
         """Where others reach a server that listens there: what meta is told."""

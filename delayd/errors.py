@@ -60,6 +60,7 @@ __all__ = [
     "NewerFormat",
     "NoDelayServer",
     "NoRealtimeServer",
+    "NotEncrypted",
     "NotOrdered",
     "NotOwner",
     "NotReady",
@@ -96,6 +97,7 @@ __all__ = [
     "StateMissing",
     "Stopping",
     "SyncFailed",
+    "TlsRequired",
     "TooManyConnections",
     "TooManySubjects",
     "UnknownRequest",
@@ -319,6 +321,10 @@ class QueueFull(RetryLater):
 
 class ServerUnavailable(RetryLater):
     """A server can't be reached; nothing was sent to it."""
+
+
+class NotEncrypted(ServerUnavailable):
+    """A server can't be reached over TLS: it has none, or its certificate can't be trusted; nothing was sent to it."""
 
 
 class NoDelayServer(RetryLater):
@@ -634,6 +640,10 @@ class ProtocolError(DelaydError):
 
 class BadMagic(ProtocolError):
     """The first bytes of a connection are not delayd's."""
+
+
+class TlsRequired(ProtocolError):
+    """The peer speaks without TLS to a port that takes nothing else."""
 
 
 class BadVersion(ProtocolError):

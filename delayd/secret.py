@@ -56,6 +56,7 @@ class Exchange(NamedTuple):
     role: str  # The server's role, so that a proof of one kind of server is not valid for another.
     log_id: int
     cluster_id: int
+    channel: bytes = b""  # Over TLS, by which certificate: so that nobody between the two passes a proof on.
 
 
 class Secret:
@@ -124,6 +125,7 @@ def _proof(key: bytes, label: bytes, exchange: Exchange) -> bytes:
             exchange.log_id.to_bytes(8, "little"),
             exchange.cluster_id.to_bytes(8, "little"),
             exchange.role.encode(),
+            exchange.channel,
         )
     )
     return hmac.digest(key, spoken, hashlib.sha256)

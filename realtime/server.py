@@ -116,7 +116,7 @@ class RealtimeServer:
         endpoint = config.advertised(self._listens)
         registered = Registered(config.role, core.log_id, endpoint, core.epoch, os.getpid(), place)
         self._registration = Registration(
-            config.meta,
+            config.meta_endpoint,
             lambda: registered,
             membership,
             on_now_ms=home.clock.reference,
@@ -126,7 +126,7 @@ class RealtimeServer:
         self._courier = Courier(core.retries, LETTERS, self._registration, membership, self._rearm)
         core.shell_waits = self._courier.waits
         self._courier.start()
-        self._farewell = Farewell(core.groups, config.meta, self._rearm)
+        self._farewell = Farewell(core.groups, config.meta_endpoint.url, self._rearm)
         self._farewell.start()
         home.every(RETAIN_EVERY_S, core.retain)
         return self._listens

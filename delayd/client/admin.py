@@ -153,9 +153,14 @@ class Operates(Client["AdminCore"]):
     """What both forms of an admin take, and how they ask."""
 
     def __init__(
-        self, address: str | None = None, *, secret: SecretFile | None = None, timeout_ms: float = TIMEOUT_MS
+        self,
+        address: str | None = None,
+        *,
+        secret: SecretFile | None = None,
+        timeout_ms: float = TIMEOUT_MS,
+        token: str | None = None,
     ) -> None:
-        meta = need_meta(address)
+        meta = need_meta(address, token)
         self._secret = secret
         self._limit_s = timeout_ms / 1000
         self._begin(meta, ProducerSettings(LINGER_MS, QUEUE_BYTES_MAX, timeout_ms))
@@ -222,8 +227,8 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
                     print(letter.dead_at, letter.reason, letter.error, letter.body)
 
     Args:
-        address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
-            127.0.0.1:7400.
+        address: where meta listens, as ``host:port``, or over TLS as ``delayds://host:port?ca=FILE``
+            (docs/security.md). The default is the environment variable DELAYD_META, or 127.0.0.1:7400.
         secret: the path of the cluster's secret, a file `cluster.secret` in the data directory of a server. Only what
             an operator decides about groups and quotas needs it.
         timeout_ms: how long a call may take. One that pages through dead letters or retries, or ends or moves them,

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgpack
 import numpy as np
 
-from delayd.address import META_LOCAL, META_VARIABLE, Endpoint, meta_address, read_address
+from delayd.address import META_LOCAL, META_VARIABLE, Endpoint, completed, meta_address, read_address
 from delayd.batch.columns import Int64s
 from delayd.batch.labels import LIFE_PREFIX, TRACE_HEADER, traceparent
 from delayd.batch.names import (
@@ -210,8 +210,9 @@ def need_address(address: str, *, hint: str = "") -> Endpoint:
     return found
 
 
-def need_meta(address: str | None, *, others: str = "") -> str:
-    """The address of meta that a client was given, or by default the environment's; BadArgument when it is none.
+def need_meta(address: str | None, token: str | None = None, *, others: str = "") -> str:
+    """The address of meta that a client was given, or by default the environment's, with all that it needs to be let in
+    there (`delayd.address.completed`); BadArgument when it is none.
 
     ``others`` names the client's further arguments, for the error when one of them was given in place of the address.
     """
@@ -221,7 +222,9 @@ def need_meta(address: str | None, *, others: str = "") -> str:
             raise BadArgument(f"{META_VARIABLE}: {found}")
     hint = f"; the first argument is where meta listens; leave it out to take that of {META_VARIABLE}"
     need_address(address, hint=f"{hint}, or of this machine{others and f', and name {others}'}")
-    return address
+    if token is not None:
+        need_text("token", token)
+    return completed(address, token)
 
 
 def is_number(value: object) -> bool:

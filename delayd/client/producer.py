@@ -102,8 +102,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
     It connects at the first send. Sends of all its callers share batches.
 
     Args:
-        address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
-            127.0.0.1:7400.
+        address: where meta listens, as ``host:port``, or over TLS as ``delayds://host:port?ca=FILE``
+            (docs/security.md). The default is the environment variable DELAYD_META, or 127.0.0.1:7400.
         linger_ms: how long sends wait for further sends while a batch is under way, so that they share the next one.
             A send does not wait when no batch is under way.
         queue_bytes_max: how many bytes of sends may have no outcome yet. When there are more, a send waits for room.

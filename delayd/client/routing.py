@@ -318,6 +318,7 @@ class MetaView:
 
     def __init__(self, address: str) -> None:
         endpoint = need_address(address)
+        self._access = endpoint.access
         self.link = ServerLink(endpoint)
         self.clock = clock_of(endpoint.host)
         self.delay_servers: dict[int, ServerAddress] = {}
@@ -331,7 +332,7 @@ class MetaView:
             DelaydError: meta can't be reached or refuses.
         """
         answer = await self._ask(RequestType.SERVERS, {"role": "delay"})
-        found = [_address(info) for info in read_servers(answer.head)]
+        found = [_address(info) for info in read_servers(answer.head, self._access)]
         self.delay_servers = {server.log_id: server for server in found} or self.delay_servers
         return self.delay_servers
 
@@ -343,7 +344,7 @@ class MetaView:
             DelaydError: meta can't be reached or refuses.
         """
         answer = await self._ask(RequestType.ROUTES, {"subjects": [subject], "assign": True})
-        found = read_routes(answer.head)
+        found = read_routes(answer.head, self._access)
         if subject not in found.routes:
             raise NoRealtimeServer(f"no live realtime server serves {subject}; start one, it is found by itself")
         log_id = found.routes[subject]
@@ -359,7 +360,7 @@ class MetaView:
             DelaydError: meta can't be reached or refuses.
         """
         answer = await self._ask(RequestType.SERVERS, {"role": "realtime"})
-        return {info.server.log_id: _address(info) for info in read_servers(answer.head)}
+        return {info.server.log_id: _address(info) for info in read_servers(answer.head, self._access)}
 
     async def routes(self, subjects: Sequence[str]) -> dict[str, int]:
         """The realtime server of each subject, by log_id; one that can't have any now is left out.

@@ -130,7 +130,7 @@ class DelayServer:
         )
         membership.begin(fresh=core.site.identity.epoch == 1)
         self._registration = Registration(
-            config.meta,
+            config.meta_endpoint,
             self._registered,
             membership,
             on_now_ms=home.clock.reference,

@@ -6,6 +6,7 @@ A connection
     connection    one TCP connection, the same on both sides
     calls         what a connection has under way: requests without an answer, frames that are not sent
     endpoint      how an endpoint is dialled and listened on
+    tls           what encrypts a connection, and who has the certificate for it
     inside        connections within one process, with no sockets
     trust         both ends prove the cluster's secret; a server is the only one of its log_id
 The listening side

@@ -23,6 +23,7 @@ from delayd.errors import (
     FrameDamaged,
     RequestTimedOut,
     Stopping,
+    TlsRequired,
     TooManyConnections,
 )
 from delayd.wire.frame import ERROR, MORE, Frame, HeadValue, encode_frame
@@ -108,7 +109,7 @@ class Calls:
         """The connection is gone: every call ends with this error, and with whether its bytes may have left."""
         # If the peer refused the connection before any answer, it has served nothing; if it stops, nothing without an
         # answer. Then its own error is the result. After any other end nobody knows which requests were served.
-        refused = isinstance(ending, BadMagic | BadVersion | TooManyConnections) and not self._heard
+        refused = isinstance(ending, BadMagic | BadVersion | TlsRequired | TooManyConnections) and not self._heard
         refused = refused or isinstance(ending, Stopping)
         calls, self._under_way = list(self._under_way.values()), {}
         for call in calls:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import ParamSpec, Protocol, cast
 
-from delayd.address import Endpoint
+from delayd.address import OPEN, Endpoint
 from delayd.batch.columns import Buffer
 from delayd.errors import (
     BadRequest,
@@ -49,6 +49,7 @@ from delayd.net.budget import (
 )
 from delayd.net.calls import SEVERAL_FRAMES, Calls, OnAnswer, Writer, lost, outcome
 from delayd.net.endpoint import dial
+from delayd.net.tls import CHANNEL
 from delayd.wire.frame import ANSWER, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
 from delayd.wire.heads import error_head
 from delayd.wire.requests import RequestLimits, RequestType, request_type
@@ -109,6 +110,8 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         loop = asyncio.get_running_loop()
         self.peer = "a peer"
+        self.access = OPEN  # How this side was let in, if it has dialled.
+        self.channel = b""  # Both ends know it of one encrypted connection (delayd.net.tls); empty for any other.
         self.closed: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._handler = handler
@@ -361,6 +364,7 @@ class Connection(asyncio.BufferedProtocol):
         address = transport.get_extra_info("peername")
         if address:
             self.peer = str(Endpoint(address[0], address[1]))
+        self.channel = transport.get_extra_info(CHANNEL, b"")
         line = transport.get_extra_info("socket")
         if line is not None:  # A connection inside of this process has none.
             _set_up(line)
@@ -639,4 +643,6 @@ async def connect(
     timeout_ms: float = CONNECT_MS_DEFAULT,
 ) -> Connection:
     """Connect to a server; ServerUnavailable if it can't be reached in time: then nothing was sent to it."""
-    return await dial(endpoint, lambda: Connection(handler), timeout_ms)
+    connection = await dial(endpoint, lambda: Connection(handler), timeout_ms)
+    connection.access = endpoint.access
+    return connection

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
-from delayd.config import parse_address
+from delayd.address import Endpoint
 from delayd.errors import DelaydError, FencedInstance, RequestFailed, ServerStopped, ServerUnavailable, Stopping
 from delayd.net.connection import Connection, connect
 from delayd.net.trust import Membership
@@ -114,7 +114,7 @@ class Registration:
 
     def __init__(
         self,
-        meta: str,
+        meta: Endpoint,
         describe: Callable[[], Registered],
         membership: Membership,
         *,
@@ -123,8 +123,7 @@ class Registration:
         orders: Orders | None = None,
     ) -> None:
         self.state = RegistrationState.AWAY
-        self._meta = meta
-        self._endpoint = parse_address(meta)
+        self._endpoint = meta
         self._describe = describe
         self._membership = membership
         self._on_now_ms = on_now_ms
@@ -170,7 +169,7 @@ class Registration:
         for begin in range(0, len(names), SUBJECTS_MAX):
             part: list[HeadValue] = [*names[begin : begin + SUBJECTS_MAX]]
             answer = await self._ask(RequestType.ROUTES, {"subjects": part, "assign": assign})
-            found = read_routes(answer.head)
+            found = read_routes(answer.head, self._endpoint.access)
             routes.update(found.routes)
             servers.update((info.server.log_id, info) for info in found.servers)
             unrouted.extend(found.unrouted)
@@ -192,7 +191,8 @@ class Registration:
 
     async def servers(self, role: str | None = None) -> list[ServerInfo]:
         """The servers of a role that meta knows, alive or not. Raises as `routes`."""
-        return read_servers((await self._ask(RequestType.SERVERS, {"role": role})).head)
+        answer = await self._ask(RequestType.SERVERS, {"role": role})
+        return read_servers(answer.head, self._endpoint.access)
 
     def _question(self, asking: Coroutine[object, object, R], done: Callable[[R | DelaydError], None]) -> None:
         async def ask() -> None:
@@ -209,7 +209,7 @@ class Registration:
 
     async def _ask(self, kind: RequestType, head: dict[str, HeadValue]) -> Frame:
         if self._connection is None or not self._connection.is_open:
-            raise ServerUnavailable(f"meta at {self._meta} can't be reached; it is looked for again by itself")
+            raise ServerUnavailable(f"meta at {self._endpoint} can't be reached; it is looked for again by itself")
         return await self._connection.request(kind, head, (), REQUEST_MS_MAX)
 
     async def _run(self) -> None:
@@ -262,7 +262,7 @@ class Registration:
             if answer.head.get("slot_peers") is not None:
                 orders.slots.met(need_members(answer.head, "slot_peers"))
         if self.state is not RegistrationState.REGISTERED:
-            log.info("registered meta=%s", self._meta)
+            log.info("registered meta=%s", self._endpoint)
         self.state = RegistrationState.REGISTERED
         self._registered.set()
         return heartbeat_ms
@@ -278,7 +278,7 @@ class Registration:
             self.state, self._refusal = RegistrationState.REFUSED, error.code
         if last == (self.state, self._refusal):
             return
-        log.warning("%s meta=%s code=%s reason=%r", self.state.value, self._meta, error.code, error.message)
+        log.warning("%s meta=%s code=%s reason=%r", self.state.value, self._endpoint, error.code, error.message)
         if self.state is RegistrationState.REFUSED:
             self._membership.refused(error)
             if self._on_refused is not None:

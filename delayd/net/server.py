@@ -132,6 +132,8 @@ class Server:
 
     def _look(self) -> None:
         self._watch.look()
+        if self._listening is not None:
+            self._listening.look()
         now = self._loop.time()
         for connection in list(self.connections):
             connection.look(now)

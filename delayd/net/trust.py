@@ -103,7 +103,8 @@ class Guard:
 
     def _answer(self, connection: Connection, head: Head) -> Head:
         nonce = _nonce(head)
-        exchange = Exchange(nonce, os.urandom(NONCE_BYTES), self._role, self._log_id, self._cluster_id())
+        own = self._role, self._log_id, self._cluster_id()
+        exchange = Exchange(nonce, os.urandom(NONCE_BYTES), *own, connection.channel)
         self._begun[connection] = exchange
         return {
             "nonce": exchange.server_nonce,
@@ -141,7 +142,7 @@ async def prove(connection: Connection, secret: Secret, cluster_id: int, timeout
     try:
         answer = (await connection.request(RequestType.CHALLENGE, {"nonce": nonce}, (), timeout_ms)).head
         role, log_id = need_str(answer, "role"), need_u64(answer, "log_id")
-        exchange = Exchange(nonce, _nonce(answer), role, log_id, need_u64(answer, "cluster_id"))
+        exchange = Exchange(nonce, _nonce(answer), role, log_id, need_u64(answer, "cluster_id"), connection.channel)
         proof = need_bytes(answer, "proof")
     except (BadRequest, UnknownRequest) as error:
         raise NotTrusted(f"{connection.peer} answers no challenge, so it is no server of this cluster") from error

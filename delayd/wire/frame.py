@@ -48,6 +48,7 @@ READ_BYTES_MIN = 32 << 10
 
 _HEADER = struct.Struct("<IBBHIIII")
 _CHECKED_HEADER = struct.Struct("<IBBHIII")
+_TLS_BEGINS = b"\x16"  # The first byte of a handshake of TLS.
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 _PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 _NO_BODY = memoryview(b"")
@@ -221,7 +222,7 @@ class FrameReader:
         magic, version, frame_type, flags, request_id, head_bytes, body_bytes, checksum = header
         if magic != MAGIC:
             begun = bytes(view[start : start + 4])
-            raise BadMagic(f"a frame begins with {begun!r} instead of {_MAGIC_BYTES!r}; is the peer a delayd?")
+            raise _other_protocol(begun)
         if version != VERSION:
             raise BadVersion(f"the peer speaks version {version} of the protocol, this side {VERSION}", version=version)
         # A length can be any number until its checksum was verified, so it is bounded before it sizes anything.
@@ -267,7 +268,7 @@ class FrameReader:
         # A peer with another protocol may wait for an answer after fewer bytes than a header has.
         begun = bytes(self._view[self._start : min(self._end, self._start + 4)])
         if not _MAGIC_BYTES.startswith(begun):
-            raise BadMagic(f"a frame begins with {begun!r} instead of {_MAGIC_BYTES!r}; is the peer a delayd?")
+            raise _other_protocol(begun)
 
     def _next_chunk(self, unfinished: int) -> None:
         size = max(CHUNK_BYTES, unfinished + READ_BYTES_MIN, min(self._frame_bytes, GROWTH * unfinished))
@@ -284,6 +285,12 @@ class FrameReader:
     def _drop_chunk(self) -> None:
         self._chunk = self._view = memoryview(b"")
         self._start = self._end = 0
+
+
+def _other_protocol(begun: bytes) -> BadMagic:
+    if begun[:1] == _TLS_BEGINS:
+        return BadMagic("the peer speaks TLS, and this side does not; write delayd:// in front of its address")
+    return BadMagic(f"a frame begins with {begun!r} instead of {_MAGIC_BYTES!r}; is the peer a delayd?")
 
 
 def _decode_head(packed: memoryview) -> Head:

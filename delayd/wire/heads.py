@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, TypeGuard, TypeVar, get_type_hints
 
-from delayd.address import HOST_BYTES_MAX, PORT_MAX, Host, Port, host_fault
+from delayd.address import HOST_BYTES_MAX, NOT_SENT, PORT_MAX, Host, Port, host_fault
 from delayd.errors import BadRequest, DelaydError, Detail, error_by_code
 from delayd.hours import INSTANT_MS_MAX
 from delayd.wire.frame import HEAD_BYTES_MAX, Head, HeadValue
@@ -161,7 +161,7 @@ def read_page(row: type[T], head: Head, name: str) -> tuple[list[T], bool]:
 
 def declared(row: type) -> str:
     """The fields of a declared row, as `delayd.wire.requests` declares those of heads: ``log_id:u64 alarm:str|nil``."""
-    hints, defaults = get_type_hints(row, include_extras=True), getattr(row, "_field_defaults", {})
+    hints, defaults = _hints_of(row), getattr(row, "_field_defaults", {})
     return " ".join(f"{name}{'?' * (name in defaults)}:{_kind_of(hint)[1]}" for name, hint in hints.items())
 
 
@@ -193,8 +193,13 @@ def need_rows(head: Head, name: str, width: int, most: Sequence[int] = ()) -> li
 def _fields_of(row: type) -> Fields:
     """The fields of a declared row: name, how it is read, and whether it may be left out."""
     defaults = getattr(row, "_field_defaults", {})
+    return tuple((name, _kind_of(hint)[0], name in defaults) for name, hint in _hints_of(row).items())
+
+
+def _hints_of(row: type) -> dict[str, object]:
+    """The annotations of the fields of a declared row that go over the wire."""
     hints = get_type_hints(row, include_extras=True)
-    return tuple((name, _kind_of(hint)[0], name in defaults) for name, hint in hints.items())
+    return {name: hint for name, hint in hints.items() if NOT_SENT not in getattr(hint, "__metadata__", ())}
 
 
 def _kind_of(hint: object) -> tuple[Callable[[Head, str], HeadValue], str]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.address import Endpoint
+from delayd.address import OPEN, Access, Endpoint
 from delayd.batch.names import check_subject
 from delayd.errors import BadRequest
 from delayd.machine.operating import LogLimit
@@ -62,7 +62,8 @@ class Registered:
         return {
             "role": self.role,
             "log_id": self.log_id,
-            **self.endpoint._asdict(),
+            "host": self.endpoint.host,
+            "port": self.endpoint.port,
             "epoch": self.epoch,
             "pid": self.pid,
             "place": self.place,
@@ -141,44 +142,47 @@ def servers_head(servers: Iterable[ServerInfo]) -> list[HeadValue]:
     return [server.to_head() for server in servers]
 
 
-def read_registered(head: Head) -> Registered:
-    """Read how a server describes itself; BadRequest names a field that is not valid."""
+def read_registered(head: Head, access: Access = OPEN) -> Registered:
+    """Read how a server describes itself, and note how this side is let in there; BadRequest names a field that is not
+    valid.
+    """
     role = need_str(head, "role")
     if role not in ROLES:
         raise BadRequest(f"role is {role!r} and must be one of {', '.join(ROLES)}", field="role")
     return Registered(
         role,
         need_u64(head, "log_id"),
-        read_row(Endpoint, head),
+        read_row(Endpoint, head)._replace(access=access),
         need_int(head, "epoch", 1),
         need_u32(head, "pid"),
         need_u64(head, "place") if "place" in head else 0,
     )
 
 
-def read_servers(head: Head) -> list[ServerInfo]:
-    """Read the field `servers` of an answer; an item that is not valid is left out and logged."""
+def read_servers(head: Head, access: Access = OPEN) -> list[ServerInfo]:
+    """Read the field `servers` of an answer; an item that is not valid is left out and logged. All servers of a cluster
+    let this side in as meta does: ``access``.
+    """
     servers: list[ServerInfo] = []
     for each in need_maps(head, "servers"):
         try:
-            servers.append(_server(each))
+            servers.append(_server(each, access))
         except BadRequest as error:
             limited.warning("server_left_out", "server_left_out reason=%r", error.message)
     return servers
 
 
-def _server(head: Head) -> ServerInfo:
+def _server(head: Head, access: Access) -> ServerInfo:
     alive, heard = need_bool(head, "alive"), need_bool(head, "heard")
     cordoned = need_bool(head, "cordoned") if "cordoned" in head else False
-    return ServerInfo(read_registered(head), alive, need_int(head, "seen_ms_ago"), heard, cordoned)
+    return ServerInfo(read_registered(head, access), alive, need_int(head, "seen_ms_ago"), heard, cordoned)
 
 
-def read_routes(head: Head) -> Routes:
-    """The answer of ROUTES."""
+def read_routes(head: Head, access: Access = OPEN) -> Routes:
+    """The answer of ROUTES; ``access`` as for `read_servers`."""
     routes = need_map(head, "routes")
-    return Routes(
-        {subject: need_u64(routes, subject) for subject in routes}, read_servers(head), need_strs(head, "unrouted")
-    )
+    servers, unrouted = read_servers(head, access), need_strs(head, "unrouted")
+    return Routes({subject: need_u64(routes, subject) for subject in routes}, servers, unrouted)
 
 
 def moves_head(moves: Iterable[Move]) -> list[HeadValue]:

@@ -64,8 +64,8 @@ class Worker:
     `run` serves until SIGTERM or SIGINT; ``delayd work module:worker`` does the same in several processes.
 
     Args:
-        address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
-            127.0.0.1:7400.
+        address: where meta listens, as ``host:port``, or over TLS as ``delayds://host:port?ca=FILE``
+            (docs/security.md). The default is the environment variable DELAYD_META, or 127.0.0.1:7400.
         group: the consumer group of handlers that name none.
         middleware: objects with any of ``before(message)``, ``after(message, result)`` and
             ``error(message, exception)``, which may be functions or coroutine functions.
@@ -81,8 +81,9 @@ class Worker:
         middleware: Sequence[object] = (),
         drain: timedelta = DRAIN,
         consumers: MakeConsumer = consumer_of,
+        token: str | None = None,
     ) -> None:
-        self._address = need_meta(address, others="group=, middleware= and drain=")
+        self._address = need_meta(address, token, others="group=, middleware= and drain=")
         self._chain = Chain(middleware)
         if not timedelta(0) <= need_timedelta("drain", drain, BadSetting) <= DRAIN_MAX:
             raise BadSetting(f"drain is {drain} and must lie within 0 and {DRAIN_MAX}")

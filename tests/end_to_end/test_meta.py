@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from delayd.address import Endpoint
-from delayd.config import Value
+from delayd.config import Value, parse_address
 from delayd.errors import BadRequest, BadSubject, DelaydError, RequestFailed, UnknownRequest
 from delayd.net.connection import Connection
 from delayd.net.registration import Registration, RegistrationState
@@ -90,7 +90,7 @@ async def client_of_next_life(meta: ServerProcess, settings: Mapping[str, Value]
 
 @asynccontextmanager
 async def line_to(meta: ServerProcess, server: Registered) -> AsyncIterator[Registration]:
-    registration = Registration(meta.address, lambda: server, membership())
+    registration = Registration(parse_address(meta.address), lambda: server, membership())
     registration.start()
     try:
         yield registration

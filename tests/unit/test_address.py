@@ -39,7 +39,7 @@ URLS = ["http://127.0.0.1:7400", "https://meta.example", "tcp://h:1", "http://",
 
 @pytest.mark.parametrize("text", GOOD)
 def test_an_address_is_read_alike_by_clients_and_settings(text: str) -> None:
-    assert need_address(text) == parse_address(text) == GOOD[text]
+    assert need_address(text) == parse_address(text) == Endpoint(*GOOD[text])
 
 
 @pytest.mark.parametrize("text", GOOD)

@@ -21,13 +21,14 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Generic, NamedTuple, TypeVar
 
-from delayd.address import Endpoint
+from delayd.address import Endpoint, completed
 from delayd.batch.names import retry_subject
 from delayd.config import parse_address
 from delayd.errors import (
     BadArgument,
     DelaydError,
     NoDelayServer,
+    NotEncrypted,
     RequestFailed,
     RequestTimedOut,
     ServerUnavailable,
@@ -102,6 +103,8 @@ async def connected(endpoint: Endpoint, what: str = "server") -> AsyncIterator[C
 async def _connected(endpoint: Endpoint, what: str) -> AsyncIterator[Connection]:
     try:
         connection = await connect(endpoint, timeout_ms=CONNECT_MS)
+    except NotEncrypted:
+        raise  # It says what is wrong, and the server is there.
     except ServerUnavailable as error:
         raise ServerUnavailable(
             f"no {what} answers at {endpoint}; start it with `delayd up`, or give its address with --meta"
@@ -159,20 +162,26 @@ async def decide(server: Known, request: RequestType, head: Mapping[str, HeadVal
         return await ask(connection, request, head)
 
 
+def endpoint_of(address: str, setting: str = "meta") -> Endpoint:
+    """Where a client connects to for an address, and how it is let in there. BadSetting names ``setting``."""
+    return parse_address(completed(address), setting)
+
+
 @asynccontextmanager
 async def meta(address: str) -> AsyncIterator[Connection]:
-    """Connect to the meta server at ``host:port``."""
-    async with connected(parse_address(address), "meta server") as connection:
+    """Connect to the meta server at an address."""
+    endpoint = endpoint_of(address)
+    async with connected(endpoint, "meta server") as connection:
         try:
             yield connection
         except UnknownRequest as error:
-            raise UnknownRequest(f"{address} is no meta server; give the address of one with --meta") from error
+            raise UnknownRequest(f"{endpoint} is no meta server; give the address of one with --meta") from error
 
 
 async def known_servers(connection: Connection, role: str | None = None) -> list[Known]:
     """Ask meta for its servers, by role and log_id."""
     answer = await ask(connection, RequestType.SERVERS, {"role": role})
-    return sorted(map(_known, read_servers(answer)))
+    return sorted(map(_known, read_servers(answer, connection.access)))
 
 
 def is_held(status: Head) -> bool:

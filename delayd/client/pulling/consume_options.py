@@ -162,8 +162,9 @@ class Consumes(ABC):
         max_in_flight: int | None = None,
         group_max_in_flight: int | None = None,
         connect_timeout: timedelta | None = None,
+        token: str | None = None,
     ) -> None:
-        meta = need_meta(address, others="subject= and group=")
+        meta = need_meta(address, token, others="subject= and group=")
         what = ConsumedSubjects(subject)
         alone = need_bool("ephemeral", ephemeral) or need_bool("broadcast", broadcast)
         tags = (wanted_tags("tags_any", tags_any), wanted_tags("tags_all", tags_all))

@@ -54,8 +54,8 @@ class AsyncConsumer(Consumes, AsyncClient[ConsumerCore["AsyncMessageBatch"]]):
     subject gets every message of the subject.
 
     Args:
-        address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
-            127.0.0.1:7400.
+        address: where meta listens, as ``host:port``, or over TLS as ``delayds://host:port?ca=FILE``
+            (docs/security.md). The default is the environment variable DELAYD_META, or 127.0.0.1:7400.
         subject: the name under which the messages were sent; or a list of names; or a pattern of names, in which
             ``*`` stands for one word between dots and ``>`` at the end for one or more: ``orders.*``, ``orders.>``.
         group: the name of the group. Consumers that share the work give the same name; the first pull makes the group.

@@ -128,8 +128,9 @@ class Sends(ABC, Generic[Sent]):
         timeout_ms: float = TIMEOUT_MS,
         horizon: timedelta = HORIZON,
         connect_timeout: timedelta | None = None,
+        token: str | None = None,
     ) -> None:
-        meta = need_meta(address)
+        meta = need_meta(address, token)
         self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon, connect_timeout)
         clock = clock_at(meta)
         self._horizon = Horizon(horizon // _MS, clock.delay_us, clock.wall_ms)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 import uvloop
 
-from delayd.address import Endpoint
+from delayd.address import OPEN, Access, Endpoint
 from delayd.errors import DelaydError
 from delayd.net.budget import Bounds
 from delayd.net.connection import Connection, Handler, connect
@@ -114,21 +114,23 @@ class Loopback:
         self._servers: list[Server] = []
         self._connections: list[Connection] = []
 
-    async def serve(self, handler: Handler, types: RequestLimits | None = None, **bounds: int) -> tuple[Server, int]:
+    async def serve(
+        self, handler: Handler, types: RequestLimits | None = None, access: Access = OPEN, **bounds: int
+    ) -> tuple[Server, int]:
         """A server on a free port."""
         server = Server(handler, limits=types, bounds=Bounds(**bounds))
         self._servers.append(server)
-        return server, (await server.listen(Endpoint(HOST, 0))).port
+        return server, (await server.listen(Endpoint(HOST, 0, access))).port
 
-    async def connect(self, port: int, handler: Handler | None = None) -> Connection:
+    async def connect(self, port: int, handler: Handler | None = None, access: Access = OPEN) -> Connection:
         """A connection to that port."""
-        connection = await connect(Endpoint(HOST, port), handler)
+        connection = await connect(Endpoint(HOST, port, access), handler)
         self._connections.append(connection)
         return connection
 
     async def pair(self, handler: Handler, types: RequestLimits | None = None, **bounds: int) -> Connection:
         """A client of a server of its own."""
-        return await self.connect((await self.serve(handler, types, **bounds))[1])
+        return await self.connect((await self.serve(handler, types, OPEN, **bounds))[1])
 
     async def close(self) -> None:
         """End all of it."""

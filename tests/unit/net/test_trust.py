@@ -6,44 +6,19 @@ import asyncio
 
 import pytest
 
-from delayd.errors import BadRequest, DelaydError, NotTrusted, WrongCluster
+from delayd.errors import BadRequest, NotTrusted, WrongCluster
 from delayd.net.connection import Connection
-from delayd.net.trust import Guard, prove
+from delayd.net.trust import prove
 from delayd.secret import NONCE_BYTES, Exchange, Secret
-from delayd.wire.frame import Frame, Head
+from delayd.wire.frame import Head
 from delayd.wire.heads import need_bytes, need_u64
 from delayd.wire.requests import RequestType
 from tests.trust import SECRET
 
+from .guarded import CLUSTER, LIMIT_MS, Guarded
 from .loopback import Echo, Loopback, error_of, on_loop
 
 OTHER = Secret(b"o" * 32, "other.secret")
-CLUSTER = 0xC1
-LIMIT_MS = 5_000
-
-
-class Guarded:
-    """A server that serves everything that its guard lets pass, by an empty answer."""
-
-    def __init__(self, secret: Secret = SECRET, cluster_id: int = CLUSTER) -> None:
-        self.served: list[int] = []
-        self.connections: list[Connection] = []
-        self.crashes: list[Exception] = []
-        self._guard = Guard(secret, "realtime", 7, lambda: cluster_id)
-
-    def connected(self, connection: Connection) -> None:
-        self.connections.append(connection)
-
-    def received(self, connection: Connection, frame: Frame) -> None:
-        if not self._guard.serves(connection, frame):
-            self.served.append(frame.type)
-            connection.answer(frame.request_id, {})
-
-    def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
-        pass
-
-    def crashed(self, error: Exception) -> None:
-        self.crashes.append(error)
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(SECRET, OTHER), (OTHER, SECRET)])
