@@ -12,7 +12,7 @@ Messages
     message_commands        messages by receipts or keys, what is pending, and all of a window
     work                    run a worker in one process or several
 Servers
-    gateway_command         serve HTTP
+    gateway_command, push_commands   serve HTTP, and where due messages are POSTed to
     serve, child            start one server or all of them, watch them, and show what they write
     status_command, servers   what serves, and an operator's words on it
     subject_commands, group_commands   who has what, how far consumers are, and an operator's words on it

@@ -12,7 +12,7 @@ It is a client of the servers, like any other, and keeps nothing that must last.
     pacing      how often a target is asked, and when it is left alone
     caller      one POST to whoever was named, and which addresses may be asked
     signing     signatures of POSTs
-    push_routes targets over HTTP
+    push_routes   targets over HTTP
     values      JSON in and out: what each request may have, and its bounds
     problems    errors as problem+json
     metrics     what Prometheus reads

@@ -7,6 +7,7 @@ A map. Each answer is written and read by one file here, whoever asks for it.
     heads       the fields of a head, errors as heads, and how many rows a head has room for
 What heads say
     meta        servers, routes, moves and slots of keys, as meta knows them
+    push        where gateways POST due messages to
     asked       which messages CANCEL, GET, FIND and DRAIN name, and the answer to each
     scheduling  what a delay server says: results of a SEND, quotas, targets
     consuming   what a realtime server says: subjects, groups, positions, stale handles

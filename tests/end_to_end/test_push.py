@@ -14,7 +14,6 @@ import pytest
 from standardwebhooks import Webhook
 
 import delayd
-from delayd.client.admin import Letter
 from delayd.secret import SECRET_FILE
 from tests.end_to_end.gateways import Gateway, Json, gateway_of
 from tests.end_to_end.processes import ServerProcess
@@ -54,10 +53,11 @@ class Cluster(NamedTuple):
         assert found.status == 200, found
         return found.json
 
-    def dead(self, subject: str) -> list[Letter]:
-        """The dead letters of the target of a subject."""
+    def dead(self, subject: str) -> list[tuple[str, str]]:
+        """Reason and error of the dead letters of the target of a subject."""
         with delayd.Admin(self.meta) as admin:
-            return [letter for page in admin.dead_letters(subject, f"push/{subject}") for letter in page]
+            pages = admin.dead_letters(subject, f"push/{subject}")
+            return [(letter.reason, letter.error) for page in pages for letter in page]
 
     def waiting(self, subject: str) -> int:
         """Messages of the subject that the group of its target has not acknowledged."""
