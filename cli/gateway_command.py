@@ -1,4 +1,4 @@
-"""``delayd gateway``: HTTP for programs without a client of delayd."""
+"""``delayd gateway`` and ``delayd dev``: HTTP for programs without a client of delayd, and for their tests."""
 
 import os
 
@@ -10,18 +10,16 @@ from delayd.secret import SECRET_FILE
 
 from .main import Programs
 from .shared_options import Command, meta_option, secret_data_option, secret_of, secret_option
+from .times import instant
 
-
-@click.command(cls=Command)
-@meta_option
-@click.option(
+_host = click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
     metavar="HOST",
     help="Address to listen on; the default lets no other machine in.",
 )
-@click.option(
+_port = click.option(
     "--port",
     type=click.IntRange(0, PORT_MAX),
     default=GATEWAY_PORT,
@@ -29,10 +27,20 @@ from .shared_options import Command, meta_option, secret_data_option, secret_of,
     metavar="PORT",
     help="Port to listen on; 0 takes a free one, which the ready line names.",
 )
-@click.option("--name", "names", multiple=True, metavar="HOST", help="A name by which clients ask it; may be repeated.")
-@click.option(
+_names = click.option(
+    "--name", "names", multiple=True, metavar="HOST", help="A name by which clients ask it; may be repeated."
+)
+_insecure = click.option(
     "--insecure", is_flag=True, help="Let other machines in: whoever reaches it may send, take and cancel messages."
 )
+
+
+@click.command(cls=Command)
+@meta_option
+@_host
+@_port
+@_names
+@_insecure
 @secret_option
 @secret_data_option
 @click.option(
@@ -70,3 +78,36 @@ def gateway(
     has_secret = secret_file or os.path.exists(os.path.join(data, SECRET_FILE))
     secret = secret_of(secret_file, data) if has_secret else None
     return programs.run_gateway(meta, host, port, names, insecure=insecure, secret=secret, allow_private=allow_private)
+
+
+@click.command(cls=Command)
+@_host
+@_port
+@_names
+@_insecure
+@click.option("--start", "start_ms", type=instant, metavar="INSTANT", help="What the clock shows at first; else now.")
+@click.option("--stand", "stands", is_flag=True, help="Let the clock stand still until it is moved.")
+@click.pass_obj
+def dev(
+    programs: Programs,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    start_ms: int | None,
+    *,
+    insecure: bool,
+    stands: bool,
+) -> int:
+    """Serve HTTP over servers in memory, for tests of programs in any language; nothing is kept.
+
+    It serves what `delayd gateway` does, and a clock that tests move: POST /v1/clock/advance lets two days pass in
+    milliseconds, and answers when all that is due by then is there. It prints `ready dev HOST:PORT pid=PID`.
+
+    To try it: curl -d '{"by": "2d"}' http://127.0.0.1:7403/v1/clock/advance
+
+    The command needs a web server: pip install 'delayd[gateway]'.
+
+    $ delayd dev
+    $ delayd dev --stand --start 2027-01-01T00:00:00Z
+    """
+    return programs.run_dev(host, port, names, insecure=insecure, start_ms=start_ms, stands=stands)

@@ -106,6 +106,14 @@ class RunGateway(Protocol):
     ) -> int: ...
 
 
+class RunDev(Protocol):
+    """Serves HTTP over servers in memory until it is told to stop; returns the exit code."""
+
+    def __call__(
+        self, host: str, port: int, names: Sequence[str], *, insecure: bool, start_ms: int | None, stands: bool
+    ) -> int: ...
+
+
 class SparkJob(Protocol):
     """Runs a job in Spark, named by the word behind ``delayd spark``: its rows, or none when a folder receives them."""
 
@@ -129,6 +137,7 @@ class Programs:
 
     run_server: Mapping[str, Callable[[ServerConfig], int]]
     run_gateway: RunGateway
+    run_dev: RunDev
     spark_audit: SparkAudit
     spark_job: SparkJob
     command: Sequence[str] = OWN_COMMAND  # Followed by a role and its options.
@@ -173,6 +182,7 @@ PLACES = {
     "realtime": CommandPlace("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
     "gateway": CommandPlace("gateway_command", "gateway", "Serve HTTP, for programs without a client of delayd."),
     "push": CommandPlace("push_commands", "push", "Have gateways POST due messages to URLs."),
+    "dev": CommandPlace("gateway_command", "dev", "Serve HTTP in memory, with a clock that tests move."),
     "send": CommandPlace("send", "send", "Send messages that become due later."),
     "consume": CommandPlace("consume_command", "consume", "Take due messages and acknowledge them."),
     "work": CommandPlace("work", "work", "Call the handlers of a worker for due messages."),

@@ -7,6 +7,7 @@ calls ``main(programs)`` with a ``cli.programs.Programs`` that holds what the co
     run_server["delay"](config)      calls  delayd.delay.program.run(config)
     run_server["realtime"](config)   calls  realtime.server.run(config)
     run_gateway(meta, host, …)       calls  delayd.gateway.program.run(meta, host, …)
+    run_dev(host, port, …)           calls  delayd.testing.dev.run(host, port, …)
     spark_audit(*places, …)          calls  spark.session.audit(*places, …)
     spark_job(job, data, …)          calls  spark.pipelines.run.run(job, data, …)
 
@@ -27,7 +28,7 @@ from delayd.programs import ProgramNotFound, find
 
 if TYPE_CHECKING:
     from cli.listing import Cell
-    from cli.main import Programs, RunGateway, ServerConfig, SparkAudit, SparkJob
+    from cli.main import Programs, RunDev, RunGateway, ServerConfig, SparkAudit, SparkJob
     from delayd.reading.books import AuditReport
     from delayd.reading.proved import ProvedHours
     from delayd.secret import Secret
@@ -69,6 +70,7 @@ def _programs() -> "Programs":
             "realtime": _server(lambda: find("realtime.server")),
         },
         run_gateway=_run_gateway,
+        run_dev=_run_dev,
         spark_audit=_spark_audit,
         spark_job=_spark_job,
     )
@@ -95,6 +97,12 @@ def _run_gateway(
     with _named_distribution("a gateway", "gateway", _GATEWAY_DISTRIBUTIONS):
         run: RunGateway = import_module("delayd.gateway.program").run
     return run(meta, host, port, names, insecure=insecure, secret=secret, allow_private=allow_private)
+
+
+def _run_dev(host: str, port: int, names: Sequence[str], *, insecure: bool, start_ms: int | None, stands: bool) -> int:
+    with _named_distribution("a gateway", "gateway", _GATEWAY_DISTRIBUTIONS):
+        run: RunDev = import_module("delayd.testing.dev").run
+    return run(host, port, names, insecure=insecure, start_ms=start_ms, stands=stands)
 
 
 def _spark_audit(

@@ -10,9 +10,10 @@ import asyncio
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
@@ -25,7 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.errors import DelaydError
-from delayd.gateway import messages, sends
+from delayd.gateway import clock, messages, sends
+from delayd.gateway.clock import MovableClock
 from delayd.gateway.groups import Groups
 from delayd.gateway.metrics import MEDIA_TYPE as METRICS_TYPE
 from delayd.gateway.metrics import exposition
@@ -47,11 +49,13 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Gateway:
-    """What the routes share; belongs to one loop."""
+    """What the routes share; belongs to one loop. Servers in memory have a ``clock`` that callers may move."""
 
-    def __init__(self, meta: str, hosts: frozenset[str], push: Push) -> None:
+    def __init__(self, meta: str, names: Sequence[str], push: Push, clock: MovableClock | None = None) -> None:
+        self.clock = clock
         self.answered: Counter[tuple[str, int]] = Counter()
-        self.hosts = hosts  # Names under which this gateway is asked; an address is always one.
+        # Names under which this gateway is asked; an address is always one.
+        self.hosts = frozenset({"localhost", *map(str.lower, names)})
         self._meta = meta
         self._groups = Groups(self._consumer)
         self._push = push
@@ -171,6 +175,9 @@ def app_of(gateway: Gateway) -> ASGIApp:
         Route("/metrics", gateway.metrics, methods=["GET"]),
         Route("/healthz", gateway.health, methods=["GET"]),
     ]
+    if gateway.clock is not None:
+        routes.append(_route("/v1/clock", GET=partial(clock.show, gateway.clock)))
+        routes.append(_route("/v1/clock/advance", POST=partial(clock.advance, gateway.clock)))
     faults = {
         HTTPException: _no_route,
         ClientDisconnect: _gone,

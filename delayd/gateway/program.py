@@ -50,14 +50,27 @@ def run(
     Raises:
         BadSetting: the address can't be used, or others could reach it and nobody has said that they may.
     """
+    check_host(host, insecure=insecure)
+    configure_logging()
+    push = Push(meta, secret, allow_private=allow_private)
+    return serve(Gateway(meta, names, push), "gateway", host, port)
+
+
+def check_host(host: str, *, insecure: bool) -> None:
+    """Raise BadSetting when others could reach this address, and nobody has said that they may."""
     if not insecure and not _is_local(host):
         what = f"{host} lets other machines in, and the gateway asks nobody who they are"
         raise BadSetting(f"{what}; give an address of this machine only, or --insecure", setting="host")
-    configure_logging()
+
+
+def serve(gateway: Gateway, role: str, host: str, port: int) -> int:
+    """Serve until a signal comes; returns the exit code. ``role`` is what the ready line says.
+
+    Raises:
+        BadSetting: the address can't be used.
+    """
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # What it says of each stop and start is said here.
     listening = _listen(host, port)
-    push = Push(meta, secret, allow_private=allow_private)
-    gateway = Gateway(meta, frozenset({"localhost", *map(str.lower, names)}), push)
     config = uvicorn.Config(
         app_of(gateway),
         http=_Connection,
@@ -71,7 +84,7 @@ def run(
         limit_concurrency=CONNECTIONS_MAX,
     )
 
-    server = _Server(config, listening, gateway)
+    server = _Server(config, listening, gateway, role)
     uvloop.run(server.serve([listening]))
     return 0
 
@@ -87,8 +100,9 @@ class _Connection(HttpToolsProtocol):
 class _Server(uvicorn.Server):
     """Says that it is ready when it serves, and ends with 0 when it was told to stop."""
 
-    def __init__(self, config: uvicorn.Config, listening: socket.socket, gateway: Gateway) -> None:
+    def __init__(self, config: uvicorn.Config, listening: socket.socket, gateway: Gateway, role: str) -> None:
         super().__init__(config)
+        self._role = role
         self._gateway = gateway
         self._listening = listening
 
@@ -96,7 +110,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         host, port = self._listening.getsockname()[:2]
         log.info("listening host=%s port=%d", host, port)
-        print(f"ready gateway {Endpoint(host, port)} pid={os.getpid()}", flush=True)
+        print(f"ready {self._role} {Endpoint(host, port)} pid={os.getpid()}", flush=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -113,7 +127,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        log.info("stopping role=gateway signal=%s", signal.Signals(number).name)
+        log.info("stopping role=%s signal=%s", self._role, signal.Signals(number).name)
         self.handle_exit(number, frame)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -29,12 +29,16 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 
 
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+"""With its offset from UTC."""
+
+
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a message is due: exactly one of the four."""
 
     delay: str | None = None
     delay_ms: int | None = None
-    deliver_at: datetime | None = None
+    deliver_at: Instant | None = None
     deliver_at_ms: int | None = None
 
     def terms(self) -> dict[str, timedelta | datetime | int]:
@@ -63,7 +67,7 @@ class NewMessage(When, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_conflict: Literal["reject", "keep", "replace"] = "reject"
     tags: list[str] | None = None
     ttl_ms: int | None = None
-    expires_at: datetime | None = None
+    expires_at: Instant | None = None
     ordering_key: str | None = None
     spread_ms: int | None = None
 

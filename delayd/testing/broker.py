@@ -75,6 +75,11 @@ class InMemoryBroker(Embedded):
             self.clock.end()
         super().close()
 
+    @property
+    def secret(self) -> Secret:
+        """What lets a caller decide what an operator does."""
+        return self._secret
+
     def sent(self, subject: str | None = None) -> list[FoundRow]:
         """All messages that were sent so far, with what became of each; of one subject, or of all.
 

@@ -1,4 +1,4 @@
-"""Gateways as processes of their own, and programs that speak HTTP to them."""
+"""Programs that serve HTTP, as processes of their own, and programs that speak HTTP to them."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class Answer(NamedTuple):
 
 
 class Gateway:
-    """A gateway process."""
+    """A process that serves HTTP; ``words`` are those behind ``delayd``."""
 
-    def __init__(self, meta: str, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
         self._err = folder / f"gateway-{time.monotonic_ns()}.err"
         with self._err.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "delayd", "gateway", "--meta", meta, "--port", "0", *options],
+                [sys.executable, "-m", "delayd", *words, "--port", "0"],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
             )
         assert self.process.stdout is not None
-        words = self.process.stdout.readline().split()
-        assert words[:2] == ["ready", "gateway"], self._err.read_text()
-        self.port = int(words[2].rpartition(":")[2])
+        ready = self.process.stdout.readline().split()
+        assert ready[:2] == ["ready", words[0]], self._err.read_text()
+        self.port = int(ready[2].rpartition(":")[2])
 
     @property
     def log(self) -> str:
@@ -102,7 +102,13 @@ class Gateway:
 
 @contextmanager
 def gateway_of(meta: str, folder: Path, *options: str) -> Iterator[Gateway]:
-    gateway = Gateway(meta, folder, *options)
+    with serving(folder, "gateway", "--meta", meta, *options) as gateway:
+        yield gateway
+
+
+@contextmanager
+def serving(folder: Path, *words: str) -> Iterator[Gateway]:
+    gateway = Gateway(folder, *words)
     try:
         yield gateway
     finally:

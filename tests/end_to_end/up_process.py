@@ -17,7 +17,7 @@ _WITH_FAKES = """
 import sys
 from cli.main import main
 from cli.main import Programs
-sys.exit(main(Programs({}, print, print, print, sys.argv[1:3]), sys.argv[3:]))
+sys.exit(main(Programs({}, print, print, print, print, sys.argv[1:3]), sys.argv[3:]))
 """
 
 

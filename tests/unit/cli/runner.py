@@ -59,6 +59,10 @@ def _no_gateway(
     raise AssertionError("no test of this folder serves HTTP")
 
 
+def _no_dev(host: str, port: int, names: Sequence[str], *, insecure: bool, start_ms: int | None, stands: bool) -> int:
+    raise AssertionError("no test of this folder serves HTTP")
+
+
 def run(
     *arguments: str,
     servers: Mapping[str, Callable[[object], int]] | None = None,
@@ -68,7 +72,7 @@ def run(
     environment: Mapping[str, str] | None = None,
 ) -> Ran:
     """Run one command line; ``servers`` stand for the programs that the launcher injects."""
-    programs = Programs(servers or {}, _no_gateway, spark_audit, spark_job)
+    programs = Programs(servers or {}, _no_gateway, _no_dev, spark_audit, spark_job)
     with CliRunner().isolation(stdin, env=dict(environment or {})) as (out, err, _):
         code = entry.main(programs, arguments)
         return Ran(code, out.getvalue().decode(), err.getvalue().decode())
