@@ -13,6 +13,7 @@ It is a client of the servers, like any other, and keeps nothing that must last.
     caller      one POST to whoever was named, and which addresses may be asked
     signing     signatures of POSTs
     push_routes   targets over HTTP
+    clock       the clock of servers in memory, which tests move
     values      JSON in and out: what each request may have, and its bounds
     problems    errors as problem+json
     metrics     what Prometheus reads

@@ -5,6 +5,7 @@ A map.
     broker              servers in memory for the tests of a program that uses delayd (docs/testing.md), and what they
                         run on
     broker_clock        their clock, which the test moves
+    dev                 the same behind a gateway, as the process of `delayd dev`
     plugin              the fixtures of pytest
     conformance         what the public clients promise, as tests that run against any home (docs/testing.md)
 

@@ -10,7 +10,7 @@ _REPOSITORY = Path(delayd.__file__).parent.parent
 _HOUSES = ("delayd", "realtime", "meta", "cli")
 _ARGUMENTS_MAX = 6
 # Arguments that users give by name; each has its own line in help().
-_PUBLIC = {"Consumes"}  # It is that of both consumers.
+_PUBLIC = {"Consumes", "Sends"}  # Of both consumers, of both producers.
 
 
 def constructors() -> Iterator[tuple[str, int]]:
