@@ -28,6 +28,7 @@ from delayd.address import Endpoint, read_address
 
 from .main import NOT_BALANCED, USAGE
 
+GATEWAY = "gateway"  # The child that is no server: it keeps nothing.
 RESTART_FIRST_S = 0.2  # A server that was killed is back before its clients give up.
 RESTART_LAST_S = (
     5.0  # The longest pause: a server that dies again and again costs little, and is back soon once mended.
@@ -137,7 +138,7 @@ class Child(KeptProcess):
         errors: LineWriter,
         on_child: OnChild,
     ) -> None:
-        super().__init__(f"the {role} server", say)
+        super().__init__(called(role), say)
         self.role = role
         self.ready: Ready | None = None  # The ready line of its first start; later starts keep the port.
         self.held = False  # A damaged file keeps it from serving; it serves as soon as the file is mended.
@@ -222,6 +223,11 @@ def parse_ready(line: str) -> Ready | None:
     if isinstance(endpoint, str) or not pid.isdigit():
         return None
     return Ready(words[1], endpoint, int(pid))
+
+
+def called(role: str) -> str:
+    """What a child is called in a sentence."""
+    return "the gateway" if role == GATEWAY else f"the {role} server"
 
 
 def how_it_ended(code: int) -> str:

@@ -48,6 +48,7 @@ _insecure = click.option(
     is_flag=True,
     help="Let push targets be on this machine and in private networks, too.",
 )
+@click.option("--exit-with-stdin", is_flag=True, help="Stop also when stdin is closed; supervisors use it.")
 @click.pass_obj
 def gateway(
     programs: Programs,
@@ -59,6 +60,7 @@ def gateway(
     secret_file: str | None,
     data: str,
     allow_private: bool,
+    exit_with_stdin: bool,
 ) -> int:
     """Serve HTTP: send, look at, cancel, move, pull and acknowledge messages; and metrics for Prometheus.
 
@@ -69,7 +71,7 @@ def gateway(
 
     With the cluster's secret it also serves push targets: `delayd push`.
 
-    The command needs a web server: pip install 'delayd[gateway]'.
+    `delayd up` runs one, too. The command needs a web server: pip install 'delayd[gateway]'.
 
     $ delayd gateway
     $ delayd gateway --meta 10.0.0.5:7400 --port 8080
@@ -77,7 +79,16 @@ def gateway(
     # The default place need not be there: a gateway without the secret serves all but push targets.
     has_secret = secret_file or os.path.exists(os.path.join(data, SECRET_FILE))
     secret = secret_of(secret_file, data) if has_secret else None
-    return programs.run_gateway(meta, host, port, names, insecure=insecure, secret=secret, allow_private=allow_private)
+    return programs.run_gateway(
+        meta,
+        host,
+        port,
+        names,
+        insecure=insecure,
+        secret=secret,
+        allow_private=allow_private,
+        exit_with_stdin=exit_with_stdin,
+    )
 
 
 @click.command(cls=Command)

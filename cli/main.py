@@ -103,6 +103,7 @@ class RunGateway(Protocol):
         insecure: bool,
         secret: "Secret | None" = None,
         allow_private: bool = False,
+        exit_with_stdin: bool = False,
     ) -> int: ...
 
 
@@ -141,6 +142,7 @@ class Programs:
     spark_audit: SparkAudit
     spark_job: SparkJob
     command: Sequence[str] = OWN_COMMAND  # Followed by a role and its options.
+    gateway_lacks: Callable[[], str | None] = lambda: None  # The first package of a gateway that is not installed.
 
 
 # Without any handler Python writes the warnings of clients to stderr, which is for one sentence; servers set up others.

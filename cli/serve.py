@@ -24,7 +24,7 @@ from delayd.address import META_LOCAL, PORT_MAX, Endpoint
 from delayd.config import CONFIGS, Value, load_config
 from delayd.errors import BadSetting
 
-from .child import Child, LineWriter, OnChild
+from .child import GATEWAY, Child, LineWriter, OnChild, called
 from .main import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE, Programs
 from .shared_options import DATA_VARIABLE, Command, bundle, examples
 
@@ -196,11 +196,21 @@ realtime = server_command("realtime")
 STOP_S = 5.5  # A server has ended five seconds after its SIGTERM; half a second more, so that we hear of it.
 # For meta, which stops last: it holds no messages and ends at once, unless the machine stands still for a moment.
 STOP_LAST_S = 2.5
+GIVE_BACK_S = 2.0  # The servers serve on for so long while the gateway gives back the messages that it holds.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ROLES = ("meta", "delay", "realtime")
 FIRST = "meta"  # Starts first, because the others need its address.
+PORTS = len(ROLES) + 1  # The gateway takes the port behind those of the servers.
 
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # Where we reach a server that listens on all addresses.
+
+
+class TlsFiles(NamedTuple):
+    """The files for TLS of all servers, in PEM."""
+
+    tls_cert: str | None
+    tls_key: str | None
+    tls_ca: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +222,17 @@ class Plan:
     registering: Sequence[str]  # Further options for servers that register with meta.
     ports: dict[str, int]
     folders: Sequence[str]  # Where the data is; shown to the user.
+    tls: TlsFiles
+    gateway: bool
+    secret_folder: str  # Where the gateway finds the cluster's secret.
 
 
 class Supervisor:
-    """Runs the three servers."""
+    """Runs the three servers, and a gateway beside them: it keeps nothing, so the servers go on without it."""
 
     def __init__(self, plan: Plan, out: LineWriter, errors: LineWriter) -> None:
         self._plan = plan
+        self._roles = (*ROLES, GATEWAY) if plan.gateway else ROLES
         self._out = out
         self._errors = errors
         self._children: dict[str, Child] = {}
@@ -251,15 +265,31 @@ class Supervisor:
         self._tasks[role] = task
 
     def _command(self, role: str, port: int | None) -> list[str]:
-        command = [*self._plan.command, role, *self._plan.options, "--exit-with-stdin"]
+        command = [*self._plan.command, role, "--exit-with-stdin"]
+        if role != GATEWAY:
+            command += self._plan.options
         wanted = self._plan.ports.get(role) if port is None else port
         if wanted is not None:
             command += ["--port", str(wanted)]
         meta = self._children[FIRST].ready
-        if role != FIRST and meta is not None:
+        if role == GATEWAY:
+            ca = self._plan.tls.tls_ca
+            address = self._meta_address() + ("" if ca is None else f"?ca={ca}")
+            command += ["--meta", address, "--data", self._plan.secret_folder]
+        elif role != FIRST and meta is not None:
             command += self._plan.registering
             command += ["--meta", str(from_here(meta.endpoint))]
         return command
+
+    def _meta_address(self) -> str:
+        """Meta's address, as clients are given it."""
+        meta = self._children[FIRST].ready
+        if meta is None:
+            raise AssertionError("the others start when meta serves")
+        address = str(from_here(meta.endpoint))
+        if self._plan.tls.tls_cert is not None:
+            address = f"delayds://{address}"
+        return address
 
     def _echo(self, line: str) -> None:
         self._out.write(f"{line}\n".encode())
@@ -269,16 +299,16 @@ class Supervisor:
 
     def _on_ready(self, child: Child) -> None:
         if child.role == FIRST and len(self._children) == 1 and not self._stop.is_set():
-            for role in ROLES:
+            for role in self._roles:
                 if role != FIRST:
                     self._start(role)
         self._tell_ready()
 
     def _tell_ready(self) -> None:
         """Print the last ready line once each server serves, is held, or is down; it names those that do not serve."""
-        away = [role for role in ROLES if role in self._down or self._is_held(role)]
+        away = [role for role in self._roles if role in self._down or self._is_held(role)]
         serving = [role for role, child in self._children.items() if child.ready is not None and role not in away]
-        if self._told_ready or not serving or len(serving) + len(away) < len(ROLES):
+        if self._told_ready or not serving or len(serving) + len(away) < len(self._roles):
             return
         self._told_ready = True
         self._echo(f"ready without {' and '.join(away)}" if away else "ready")
@@ -287,14 +317,9 @@ class Supervisor:
 
     def _advice(self) -> Iterator[str]:
         """Advice for the user who has just started the servers."""
-        meta = self._children[FIRST].ready
-        if meta is None:
-            raise AssertionError("the others start when meta serves")
-        address = str(from_here(meta.endpoint))
-        if "--tls-cert" in self._plan.options:
-            address = f"delayds://{address}"
+        address = self._meta_address()
         others = [
-            f"the {role} server at {from_here(child.ready.endpoint)}"
+            f"{called(role)} at {from_here(child.ready.endpoint)}"
             for role, child in self._children.items()
             if child.ready is not None and role != FIRST and role not in self._down and not child.held
         ]
@@ -305,7 +330,7 @@ class Supervisor:
 
     def _on_held(self, child: Child) -> None:
         self._say(
-            f"the {child.role} server does not start, for its data is damaged; it waits until the file that its log "
+            f"{called(child.role)} does not start, for its data is damaged; it waits until the file that its log "
             "above names is mended, and then starts by itself; the others go on"
         )
         self._tell_ready()
@@ -315,8 +340,13 @@ class Supervisor:
         return child is not None and child.held
 
     def _on_down(self, child: Child, code: int) -> None:
+        if child.role == GATEWAY:
+            self._down[GATEWAY] = code
+            self._say("the gateway can't start, its reason is above; the servers go on without it")
+            self._tell_ready()
+            return
         self._down[child.role] = code
-        others = [role for role in self._children if role not in self._down]
+        others = [role for role in self._children if role not in self._down and role != GATEWAY]
         if code != NOT_BALANCED:
             self._say(f"the {child.role} server can't start, its reason is above; all servers stop")
             self._stop.set()
@@ -348,6 +378,10 @@ class Supervisor:
             self._stop.set()
 
     async def _end(self) -> int:
+        # The gateway gives its messages back to servers that serve.
+        if GATEWAY in self._tasks:
+            self._children[GATEWAY].stop()
+            await asyncio.wait([self._tasks[GATEWAY]], timeout=GIVE_BACK_S)
         # Meta stops last, because the others may need it while they stop.
         others_stopped = await self._stop_all([role for role in self._tasks if role != FIRST], STOP_S)
         first_stopped = await self._stop_all([FIRST], STOP_LAST_S)
@@ -365,16 +399,17 @@ class Supervisor:
             if self._tasks[role] in late:
                 # On a busy machine a server may have ended before this process hears of it.
                 if self._children[role].runs:
-                    self._say(f"the {role} server did not stop within {limit_s:g} s and is killed")
+                    self._say(f"{called(role)} did not stop within {limit_s:g} s and is killed")
                     stopped = False
                 self._children[role].kill()
         return stopped
 
     def _exit_code(self, *, stopped_by_themselves: bool) -> int:
-        if NOT_BALANCED in self._down.values() or any(map(self._is_held, ROLES)):
+        codes = [code for role, code in self._down.items() if role != GATEWAY]
+        if NOT_BALANCED in codes or any(map(self._is_held, ROLES)):
             return NOT_BALANCED
-        if self._down:
-            return USAGE if USAGE in self._down.values() else BUG
+        if codes:
+            return USAGE if USAGE in codes else BUG
         if self._at_once:
             return INTERRUPTED
         return OK if stopped_by_themselves else BUG
@@ -383,14 +418,6 @@ class Supervisor:
 def from_here(endpoint: Endpoint) -> Endpoint:
     """Where a child on this machine reaches a server that listens there."""
     return endpoint._replace(host=_ANYWHERE.get(endpoint.host, endpoint.host))
-
-
-class TlsFiles(NamedTuple):
-    """The files for TLS of all servers, in PEM."""
-
-    tls_cert: str | None
-    tls_key: str | None
-    tls_ca: str | None
 
 
 tls_options = bundle(
@@ -414,9 +441,9 @@ LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
 )
 @click.option(
     "--port",
-    type=click.IntRange(0, PORT_MAX - len(ROLES) + 1),
+    type=click.IntRange(0, PORT_MAX - PORTS + 1),
     metavar="PORT",
-    help="Port of meta; delay takes the next, realtime the one after; 0 takes free ones.  [default: 7400]",
+    help="Port of meta; delay, realtime and the gateway take the next three; 0 takes free ones.  [default: 7400]",
 )
 @click.option("--host", metavar="HOST", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option(
@@ -426,6 +453,7 @@ LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
 )
 @tls_options
 @click.option("--config", metavar="FILE", help="TOML file with settings below [meta], [delay] and [realtime].")
+@click.option("--gateway/--no-gateway", default=True, show_default=True, help="Serve HTTP, too, on this machine alone.")
 @click.pass_obj
 def up(
     programs: Programs,
@@ -435,11 +463,14 @@ def up(
     advertise_host: str | None,
     config: str | None,
     tls: TlsFiles,
+    gateway: bool,
 ) -> int:
-    """Run all servers on this machine.
+    """Run all servers on this machine, and a gateway for HTTP.
 
     Each server prints its ready line. The line `ready` says that all servers serve. stderr says where the servers are
     and how to stop them.
+
+    The gateway needs a web server: pip install 'delayd[gateway]'. Without that the servers run alone.
 
     When a server dies, it is started again. A server that stopped itself on damaged data or a failed fsync is not
     started again, and the other servers go on.
@@ -459,18 +490,36 @@ def up(
     options = [
         word for name, value in given.items() if value is not None for word in (f"--{name.replace('_', '-')}", value)
     ]
-    ports = {} if port is None else {role: port + index if port else 0 for index, role in enumerate(ROLES)}
+    order = (*ROLES, GATEWAY)
+    ports = {} if port is None else {role: port + index if port else 0 for index, role in enumerate(order)}
     registering = [] if advertise_host is None else ["--advertise-host", advertise_host]
     folders = _folders(config, common, advertise_host)
-    return asyncio.run(_run(Plan(programs.command, options, registering, ports, folders)))
+    missing = programs.gateway_lacks() if gateway else None
+    if missing is not None:
+        click.echo(f"delayd: no gateway runs, for it needs {missing}: pip install 'delayd[gateway]'", err=True)
+    plan = Plan(
+        programs.command,
+        options,
+        registering,
+        ports,
+        folders,
+        tls,
+        gateway=gateway and missing is None,
+        secret_folder=os.path.abspath(load_config(FIRST, config, _set(common)).data),
+    )
+    return asyncio.run(_run(plan))
 
 
 def _folders(config: str | None, given: Mapping[str, str | None], advertise_host: str | None) -> list[str]:
     """The data directories of all servers, mostly one; BadSetting before any server starts that could not."""
-    settings: dict[str, Value] = {name: value for name, value in given.items() if value is not None}
+    settings = _set(given)
     own: dict[str, Value] = {} if advertise_host is None else {"advertise_host": advertise_host}
     loaded = [load_config(role, config, settings if role == FIRST else settings | own) for role in ROLES]
     return sorted({os.path.abspath(each.data) for each in loaded})
+
+
+def _set(given: Mapping[str, str | None]) -> dict[str, Value]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 async def _run(plan: Plan) -> int:

@@ -8,6 +8,7 @@ calls ``main(programs)`` with a ``cli.programs.Programs`` that holds what the co
     run_server["realtime"](config)   calls  realtime.server.run(config)
     run_gateway(meta, host, …)       calls  delayd.gateway.program.run(meta, host, …)
     run_dev(host, port, …)           calls  delayd.testing.dev.run(host, port, …)
+    gateway_lacks()                  looks whether the packages of a gateway are installed
     spark_audit(*places, …)          calls  spark.session.audit(*places, …)
     spark_job(job, data, …)          calls  spark.pipelines.run.run(job, data, …)
 
@@ -21,6 +22,7 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -73,6 +75,7 @@ def _programs() -> "Programs":
         run_dev=_run_dev,
         spark_audit=_spark_audit,
         spark_job=_spark_job,
+        gateway_lacks=_gateway_lacks,
     )
 
 
@@ -93,10 +96,24 @@ def _run_gateway(
     insecure: bool,
     secret: "Secret | None" = None,
     allow_private: bool = False,
+    exit_with_stdin: bool = False,
 ) -> int:
     with _named_distribution("a gateway", "gateway", _GATEWAY_DISTRIBUTIONS):
         run: RunGateway = import_module("delayd.gateway.program").run
-    return run(meta, host, port, names, insecure=insecure, secret=secret, allow_private=allow_private)
+    return run(
+        meta,
+        host,
+        port,
+        names,
+        insecure=insecure,
+        secret=secret,
+        allow_private=allow_private,
+        exit_with_stdin=exit_with_stdin,
+    )
+
+
+def _gateway_lacks() -> str | None:
+    return next((name for name in _GATEWAY_DISTRIBUTIONS if find_spec(name) is None), None)
 
 
 def _run_dev(host: str, port: int, names: Sequence[str], *, insecure: bool, start_ms: int | None, stands: bool) -> int:

@@ -33,6 +33,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_S = 3  # Requests that are under way may end.
 CONNECTIONS_MAX = 4_096
 IDLE_S = 75
+STDIN = 0
 
 
 def run(
@@ -44,8 +45,11 @@ def run(
     insecure: bool,
     secret: Secret | None = None,
     allow_private: bool = False,
+    exit_with_stdin: bool = False,
 ) -> int:
-    """Serve until a signal comes; returns the exit code. Push targets are served when the cluster's secret is given.
+    """Serve until a signal comes, or stdin closes if that is asked for; returns the exit code.
+
+    Push targets are served when the cluster's secret is given.
 
     Raises:
         BadSetting: the address can't be used, or others could reach it and nobody has said that they may.
@@ -53,7 +57,7 @@ def run(
     check_host(host, insecure=insecure)
     configure_logging()
     push = Push(meta, secret, allow_private=allow_private)
-    return serve(Gateway(meta, names, push), "gateway", host, port)
+    return serve(Gateway(meta, names, push), "gateway", host, port, exit_with_stdin=exit_with_stdin)
 
 
 def check_host(host: str, *, insecure: bool) -> None:
@@ -63,8 +67,9 @@ def check_host(host: str, *, insecure: bool) -> None:
         raise BadSetting(f"{what}; give an address of this machine only, or --insecure", setting="host")
 
 
-def serve(gateway: Gateway, role: str, host: str, port: int) -> int:
-    """Serve until a signal comes; returns the exit code. ``role`` is what the ready line says.
+def serve(gateway: Gateway, role: str, host: str, port: int, *, exit_with_stdin: bool = False) -> int:
+    """Serve until a signal comes, or stdin closes if that is asked for; returns the exit code. ``role`` is what the
+    ready line says.
 
     Raises:
         BadSetting: the address can't be used.
@@ -84,7 +89,7 @@ def serve(gateway: Gateway, role: str, host: str, port: int) -> int:
         limit_concurrency=CONNECTIONS_MAX,
     )
 
-    server = _Server(config, listening, gateway, role)
+    server = _Server(config, listening, gateway, role, exit_with_stdin=exit_with_stdin)
     uvloop.run(server.serve([listening]))
     return 0
 
@@ -100,13 +105,18 @@ class _Connection(HttpToolsProtocol):
 class _Server(uvicorn.Server):
     """Says that it is ready when it serves, and ends with 0 when it was told to stop."""
 
-    def __init__(self, config: uvicorn.Config, listening: socket.socket, gateway: Gateway, role: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, listening: socket.socket, gateway: Gateway, role: str, *, exit_with_stdin: bool
+    ) -> None:
         super().__init__(config)
         self._role = role
+        self._exit_with_stdin = exit_with_stdin
         self._gateway = gateway
         self._listening = listening
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._exit_with_stdin:
+            asyncio.get_running_loop().add_reader(STDIN, self._on_stdin)
         await super().startup(sockets)
         host, port = self._listening.getsockname()[:2]
         log.info("listening host=%s port=%d", host, port)
@@ -129,6 +139,12 @@ class _Server(uvicorn.Server):
     def _stop(self, number: int, frame: FrameType | None) -> None:
         log.info("stopping role=%s signal=%s", self._role, signal.Signals(number).name)
         self.handle_exit(number, frame)
+
+    def _on_stdin(self) -> None:
+        if not os.read(STDIN, 4_096):
+            asyncio.get_running_loop().remove_reader(STDIN)
+            log.info("stopping role=%s stdin=closed", self._role)
+            self.should_exit = True
 
 
 def _is_local(host: str) -> bool:

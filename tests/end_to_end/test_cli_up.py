@@ -6,7 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from tests.waiting import DEADLINE_S
 
 from .fake_server import TALK_LINES
-from .up_process import Up, is_running, up, up_command
+from .up_process import Up, is_running, up, up_command, watched
 
 _ROLES = ("meta", "delay", "realtime")
 HOLD = """
@@ -29,15 +31,16 @@ time.sleep(60)
 
 
 @pytest.fixture
-def three_ports() -> int:
-    """The first of three ports in a row that nobody listens on."""
+def four_ports() -> int:
+    """The first of four ports in a row that nobody listens on."""
     while True:
-        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        with ExitStack() as stack:
+            first, *others = [stack.enter_context(socket.socket()) for _ in range(4)]
             first.bind(("127.0.0.1", 0))
             port: int = first.getsockname()[1]
             try:
-                second.bind(("127.0.0.1", port + 1))
-                third.bind(("127.0.0.1", port + 2))
+                for above, other in enumerate(others, 1):
+                    other.bind(("127.0.0.1", port + above))
             except (OSError, OverflowError):
                 continue
         return port
@@ -110,10 +113,60 @@ def test_those_that_register_are_told_under_which_host_they_are_reached(tmp_path
         assert "--advertise-host" not in _starts(running, "meta")[0]
 
 
-def test_ports_follow_that_of_meta(tmp_path: Path, three_ports: int) -> None:
-    with up(tmp_path, "--port", str(three_ports), fakes=True) as running:
+def test_ports_follow_that_of_meta(tmp_path: Path, four_ports: int) -> None:
+    with up(tmp_path, "--port", str(four_ports), fakes=True) as running:
         running.until_ready()
-        assert [running.ready(role)[0].endpoint.port for role in _ROLES] == [three_ports + index for index in range(3)]
+        assert [running.ready(role)[0].endpoint.port for role in _ROLES] == [four_ports + index for index in range(3)]
+
+
+def test_http_is_served_at_the_fourth_port_and_a_gateway_that_is_killed_comes_back(
+    tmp_path: Path, four_ports: int
+) -> None:
+    with up(tmp_path, "--port", str(four_ports), "--gateway") as running:
+        running.until_ready()
+        (first,) = running.ready("gateway")
+        assert first.endpoint.port == four_ports + 3
+        assert f"; the gateway at 127.0.0.1:{four_ports + 3}\n" in running.errors
+        url = f"http://127.0.0.1:{four_ports + 3}/v1/subjects/s/messages?delay=1h"
+        with urllib.request.urlopen(url, b"x", DEADLINE_S) as answer:
+            assert answer.status == 201
+        os.kill(first.pid, signal.SIGKILL)
+        _until_ready_again(running, "gateway", 2)
+        assert "delayd: the gateway was ended by SIGKILL; it is started again in 0.2 s\n" in running.errors
+        assert running.ready("gateway")[1].endpoint == first.endpoint
+        assert running.end() == 0
+        assert not is_running(running.ready("gateway")[1].pid)
+
+
+def test_a_gateway_whose_port_is_taken_keeps_no_server_from_serving(tmp_path: Path, four_ports: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", four_ports + 3)),
+        up(tmp_path, "--port", str(four_ports), "--gateway") as running,
+    ):
+        running.until(lambda: "ready without gateway" in running.lines, "the servers are ready")
+        assert f"127.0.0.1:{four_ports + 3} can't be listened on" in running.errors
+        assert "delayd: the gateway can't start, its reason is above; the servers go on without it\n" in running.errors
+        assert running.end() == 0
+
+
+def test_without_the_packages_of_a_gateway_one_line_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "class Finder(PathFinder):\n"
+        "    @classmethod\n"
+        "    def find_spec(cls, name, *rest):\n"
+        "        return None if name == 'starlette' else super().find_spec(name, *rest)\n"
+        "sys.meta_path[sys.meta_path.index(PathFinder)] = Finder\n"
+    )
+    command = up_command(tmp_path, "--port", "0", "--gateway", fakes=False)
+    with watched(["env", f"PYTHONPATH={folder}", *command], tmp_path) as running:
+        running.until_ready()
+        said = "delayd: no gateway runs, for it needs starlette: pip install 'delayd[gateway]'\n"
+        assert running.errors.count("gateway") == 2 and said in running.errors
+        assert running.end() == 0
 
 
 @pytest.mark.parametrize("role", _ROLES)

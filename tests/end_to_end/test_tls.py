@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -28,7 +29,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def servers(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     own = authority.server()
     files = ("--tls-cert", own.cert, "--tls-key", own.key, "--tls-ca", own.ca)
-    with up(tmp_path_factory.mktemp("servers"), "--port", "0", *files) as running:
+    with up(tmp_path_factory.mktemp("servers"), "--port", "0", "--gateway", *files) as running:
         running.until_ready()
         yield running
 
@@ -52,6 +53,12 @@ def test_clients_send_and_consume_over_tls(servers: Up, authority: Authority) ->
         [group] = admin.groups("orders")
         assert group.waiting == 0
         admin.pause("orders", "billing")
+
+
+def test_the_gateway_of_the_servers_asks_them_over_tls(servers: Up) -> None:
+    (gateway,) = servers.ready("gateway")
+    with urllib.request.urlopen(f"http://{gateway.endpoint}/v1/subjects/s/messages?delay=1h", b"x", DEADLINE_S) as sent:
+        assert sent.status == 201
 
 
 def test_commands_take_the_files_from_the_environment(servers: Up, authority: Authority) -> None:

@@ -80,9 +80,9 @@ def is_running(pid: int) -> bool:
 
 
 def up_command(folder: Path, *options: str, fakes: bool) -> list[str]:
-    """The command line that starts it on ``folder/data``."""
+    """The command line that starts it on ``folder/data``; without a gateway, unless the options ask for one."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    words = ["up", "--data", str(folder / "data"), *options]
+    words = ["up", "--data", str(folder / "data"), "--no-gateway", *options]
     if fakes:
         return [sys.executable, "-c", _WITH_FAKES, sys.executable, str(_FAKE), *words]
     return [sys.executable, "-m", "delayd", *words]
@@ -109,7 +109,7 @@ def watched(command: Sequence[str], folder: Path, cwd: Path | None = None) -> It
         process.wait()
         if process.stdin is not None:
             process.stdin.close()
-        for role in ("meta", "delay", "realtime"):
+        for role in ("meta", "delay", "realtime", "gateway"):
             _kill([ready.pid for ready in running.ready(role)])
 
 

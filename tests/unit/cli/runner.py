@@ -55,6 +55,7 @@ def _no_gateway(
     insecure: bool,
     secret: Secret | None = None,
     allow_private: bool = False,
+    exit_with_stdin: bool = False,
 ) -> int:
     raise AssertionError("no test of this folder serves HTTP")
 
