@@ -105,6 +105,8 @@ def test_each_occurrence_is_decided_once_whatever_stops_in_between(
     now_ms, ran, kept = begun_ms, 0, list[RunDecision]()
     for _ in range(30):
         now_ms += random.choice([1, 40_000, 3_600_000, DAY_MS, 9 * DAY_MS, -500_000])
+        if random.random() < 0.3:
+            now_ms = (recurrence.next_after(now_ms) or now_ms) - random.choice([0, 1])
         paused, busy = random.random() < 0.2, random.random() < 0.3
         decision = decide(recurrence, policy, decided_ms, now_ms, ran=ran, paused=paused, busy=busy)
         if random.random() < 0.2:
