@@ -254,6 +254,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.net.connection",
         "delayd.reading.audit",
         "delayd.reading.books",
+        "delayd.recurrence.deciding",
         "delayd.recurrence.recurrence",
         "delayd.wire.asked",
         "delayd.wire.frame",

@@ -187,7 +187,7 @@ def decide(
     missed_to_ms = max(decided_ms, now_ms - ON_TIME_MS)
     on_time = list(recurrence.between(missed_to_ms, now_ms))
     caught_up: list[int] = []
-    if missed_to_ms > decided_ms:
+    if recurrence.count(decided_ms, missed_to_ms):
         young_after_ms = decided_ms
         if policy.misfire != "skip" and policy.catchup is not None:
             oldest_ms = now_ms - policy.catchup // _MS

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeGuard, get_args
 from delayd.errors import BadArgument, BadRequest, NaiveDatetime
 from delayd.hours import EPOCH, INSTANT_MS_MIN, instant_text
 from delayd.recurrence.cron_line import CronLine
-from delayd.recurrence.zones import DAY_MS, Era, check_zone, era_at, first_showing
+from delayd.recurrence.zones import DAY_MS, OFFSET_MS_MAX, Era, check_zone, era_at, first_showing
 
 Fold = Literal["first", "last", "both"]
 Gap = Literal["shift", "skip"]
@@ -87,7 +87,11 @@ class _Interval:
         self._anchor_ms = anchor_ms
 
     def next_day(self, day: int, last: int) -> int | None:
-        return day if day <= last else None
+        from_ms = day * DAY_MS - OFFSET_MS_MAX
+        next_ms = from_ms + (self._anchor_ms - from_ms) % self._every_ms
+        # Clocks may show its day this much earlier or later, so the day that is returned may have no instant.
+        day_ahead = max(day, (next_ms - OFFSET_MS_MAX) // DAY_MS)
+        return day_ahead if day_ahead <= last else None
 
     def times(self, day: int, offset_ms: int) -> tuple[int, Sequence[int]]:
         start_ms = day * DAY_MS - offset_ms
@@ -179,11 +183,12 @@ class Recurrence:
 
     def newest(self, most: int, after_ms: int, to_ms: int) -> list[int]:
         """The last ``most`` that `between` would give, in order."""
-        span_ms = DAY_MS
+        if not most:
+            return []
+        span_ms = DAY_MS if self.count(after_ms, to_ms) > most else to_ms - after_ms
         while to_ms - span_ms > after_ms and self.count(to_ms - span_ms, to_ms) < most:
             span_ms *= 2
-        found = list(self.between(max(after_ms, to_ms - span_ms), to_ms))
-        return found[-most:] if most else []
+        return list(self.between(max(after_ms, to_ms - span_ms), to_ms))[-most:]
 
     def preview(self, most: int, after_ms: int, ran: int = 0) -> list[int]:
         """The next ``most`` occurrences after an instant, when ``ran`` ran before it; fewer when it ends.
