@@ -38,6 +38,7 @@ _HOMES: dict[str, str] = {
     "Producer": "delayd.client.producer",
     "Receipt": "delayd.client.sending.receipts",
     "Recurrence": "delayd.recurrence.recurrence",
+    "RecurringInfo": "delayd.client.asking.recurring",
     "Reject": "delayd.worker.verdicts",
     "RescheduleAnswer": "delayd.wire.asked",
     "Rescheduled": "delayd.client.sending.receipts",
@@ -76,6 +77,7 @@ __all__ = [
     "Producer",
     "Receipt",
     "Recurrence",
+    "RecurringInfo",
     "Reject",
     "RescheduleAnswer",
     "Rescheduled",
@@ -98,6 +100,7 @@ if TYPE_CHECKING:
     from delayd.client.admin import Admin as Admin
     from delayd.client.admin import AsyncAdmin as AsyncAdmin
     from delayd.client.asking.messages import MessageInfo as MessageInfo
+    from delayd.client.asking.recurring import RecurringInfo as RecurringInfo
     from delayd.client.asking.walking import PendingMessage as PendingMessage
     from delayd.client.asking.walking import PendingPage as PendingPage
     from delayd.client.asking.walking import Walked as Walked

@@ -60,6 +60,7 @@ __all__ = [
     "NewerFormat",
     "NoDelayServer",
     "NoRealtimeServer",
+    "NoRecurring",
     "NotEncrypted",
     "NotOrdered",
     "NotOwner",
@@ -76,6 +77,7 @@ __all__ = [
     "QueueFull",
     "QuotaReached",
     "Rebuilding",
+    "RecurringConflict",
     "RemoteError",
     "RequestFailed",
     "RequestTimedOut",
@@ -268,6 +270,19 @@ class KeyPending(CallerError):
     def deliver_at_ms(self) -> int:
         """When the pending message is due, in milliseconds since the epoch."""
         return self._number("deliver_at_ms")
+
+
+class RecurringConflict(CallerError):
+    """A recurring schedule has another version than the one that was to be changed (docs/recurring.md)."""
+
+    @property
+    def version(self) -> int:
+        """The version that it has; 0 when there is none of this name."""
+        return self._number("version")
+
+
+class NoRecurring(CallerError):
+    """There is no recurring schedule of this name."""
 
 
 class TooManySubjects(CallerError):

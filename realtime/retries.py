@@ -35,8 +35,10 @@ from delayd.batch.labels import (
     HISTORY_MAX,
     KEY,
     LIFE_PREFIX,
+    OCCURRENCE_MS,
     ORIGIN,
     REASON,
+    SCHEDULE,
     Headers,
     bloom_of_item,
     cut_text,
@@ -418,6 +420,7 @@ def _headers(batch: Batch, row: int, how: RetryRow, at_ms: int, body_bytes: int)
     attempts = how.attempt + (0 if REASON in before else number_in(before, ATTEMPT))
     origin = number_in(before, ORIGIN) or sequence
     kept: Headers = {name: value for name, value in before.items() if not name.startswith(LIFE_PREFIX)}
+    kept |= {name: before[name] for name in (SCHEDULE, OCCURRENCE_MS) if name in before}
     kept |= {ATTEMPT: str(attempts), ORIGIN: str(origin), FIRST_DUE_MS: str(number_in(before, FIRST_DUE_MS) or due_ms)}
     if key := _key(batch, row) or before.get(KEY):
         kept[KEY] = key

@@ -28,7 +28,7 @@ SECTIONS = {
     "Messages sent": "Receipt BatchReceipt SendFuture SendVerdict BatchFailed CancelAnswer RescheduleAnswer "
     "Rescheduled RescheduledBatch MessageInfo MessageState PendingMessage PendingPage Walked",
     "Messages received": "Message MessageBatch AsyncMessage AsyncMessageBatch Backoff Retry Reject traceparent",
-    "Recurring": "Recurrence",
+    "Recurring": "Recurrence RecurringInfo",
     "Files and ids": "open_data Data LogId",
 }
 # Parts of delayd call these, and nobody else does.

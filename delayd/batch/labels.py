@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from delayd.batch.batch import Batch
 from delayd.batch.columns import FEW_ROWS, ColumnId, Int64s, padded
 from delayd.batch.content import UInt64s, region_of
-from delayd.batch.names import RETRY_PREFIX, TAG_BYTES_MAX, TAGS_MAX, is_reserved
+from delayd.batch.names import RECURRING_SUBJECT, RESERVED, RETRY_PREFIX, TAG_BYTES_MAX, TAGS_MAX, is_reserved
 from delayd.errors import BadHeaders, BadSubject, BadTags, BatchMalformed
 
 Headers = dict[str, str | bytes]
@@ -357,14 +357,21 @@ def cut_text(text: str) -> str:
     )
 
 
-_RETRY = RETRY_PREFIX.encode()
+# What an occurrence of a recurring schedule says of itself, in all its lives (docs/recurring.md).
+SCHEDULE = "delayd.schedule"  # The name of the schedule.
+OCCURRENCE_MS = "delayd.occurrence_ms"  # The instant for which it was decided; of a range of skips the first one.
+SKIPPED = "delayd.skipped"  # Why it is not delivered.
+SKIPPED_UNTIL_MS = "delayd.skipped_until_ms"  # The last instant of the range,
+SKIPPED_COUNT = "delayd.skipped_count"  # and how many occurrences it has.
+
+_RETRY, _RECURRING = RETRY_PREFIX.encode(), RECURRING_SUBJECT.encode()
 _LIFE = LIFE_PREFIX.encode()
 _TAG = TAG_PREFIX.encode()
 
 
 def comes_again(batch: Batch) -> bool:
     """Whether a batch has messages of a retry subject."""
-    return any(is_reserved(name.decode()) for name in batch.subjects())
+    return any(name.startswith(_RETRY) for name in batch.subjects())
 
 
 def check_own(batch: Batch) -> None:
@@ -375,8 +382,9 @@ def check_own(batch: Batch) -> None:
     """
     if ColumnId.ORIGIN_SEQUENCE in batch.offsets:
         raise BatchMalformed("the column origin_sequence is given by the server, to rows that it moves")
-    if _RETRY in batch.subject_table and comes_again(batch):
-        raise BadSubject(f"subjects that begin with {RETRY_PREFIX} are the servers' own; choose another name")
+    table = batch.subject_table
+    if (_RETRY in table or _RECURRING in table) and any(is_reserved(name.decode()) for name in batch.subjects()):
+        raise BadSubject(RESERVED)
     # One search over a region settles nearly every batch.
     if ColumnId.TAGS_END in batch.offsets and _TAG in _region(batch, ColumnId.TAGS_END):
         for item in _items(batch, ColumnId.TAGS_END):
@@ -396,7 +404,7 @@ def check_again(batch: Batch) -> None:
     """
     if ColumnId.ORIGIN_SEQUENCE not in batch.offsets or ColumnId.KEY_END in batch.offsets:
         raise BatchMalformed("what comes again names its first messages, and has no keys")
-    if not all(is_reserved(name.decode()) for name in batch.subjects()):
+    if not all(name.startswith(_RETRY) for name in batch.subjects()):
         raise BadSubject(f"what comes again is on a subject that begins with {RETRY_PREFIX}")
 
 

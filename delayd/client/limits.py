@@ -21,7 +21,7 @@ from delayd.batch.names import (
     GROUP_NAME_BYTES_MAX,
     HEADERS_BYTES_MAX,
     MESSAGE_BYTES_MAX,
-    RETRY_PREFIX,
+    RESERVED,
     SUBJECT_BYTES_MAX,
     is_reserved,
 )
@@ -54,7 +54,7 @@ def check_sent_subject(subject: str) -> bytes:
     """As `check_subject`, for a subject to which something is sent: the servers' own are refused, too."""
     name = check_subject(subject)
     if is_reserved(subject):
-        raise BadSubject(f"subjects that begin with {RETRY_PREFIX} are the servers' own; choose another name")
+        raise BadSubject(RESERVED)
     return name
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
 from threading import get_ident
-from typing import Concatenate, NamedTuple, ParamSpec
+from typing import Concatenate, NamedTuple, ParamSpec, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from delayd.client.asking.messages import (
     asked_of_batch,
     count_of,
 )
+from delayd.client.asking.recurring import RecurringInfo, RecurringOptions, Schedules, spec_of
 from delayd.client.asking.walking import (
     Follower,
     Pages,
@@ -61,7 +62,7 @@ from delayd.client.engine import (
     remember,
 )
 from delayd.client.instants import Delays, DeliverAt, DeliverAtMs, wish, wish_column
-from delayd.client.limits import need_bool
+from delayd.client.limits import need_bool, need_text
 from delayd.client.routing import MetaView
 from delayd.client.sending.batch_sender import BatchSender
 from delayd.client.sending.outbox import ROW_BYTES, Outbox, row_bytes
@@ -363,6 +364,81 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         walk = self._core.walker.reschedule(window, shift_ms, bounds, dry_run=dry_run, progress=progress)
         return await self._run(walk, ends_with_caller=True)
 
+    async def recurring(
+        self,
+        name: Key,
+        subject: str,
+        body: bytes,
+        *,
+        if_version: int | None = None,
+        **options: Unpack[RecurringOptions],
+    ) -> RecurringInfo:
+        """Send a message again and again: at the instants of a cron line, or at an interval (docs/recurring.md).
+
+        A delay server keeps the schedule and decides each occurrence, so each is sent once, whatever is killed. The
+        call may be repeated; it changes nothing when there is a schedule with this name and the same specification.
+
+        Example::
+
+            producer.recurring("report", "reports.daily", b"{}", cron="0 9 * * 1-5", timezone="Europe/Berlin")
+
+        Args:
+            name: of the schedule, unique in the cluster: text or UTF-8 of 1 to 200 bytes.
+            subject: to which its messages are sent.
+            body: of each message; with the headers at most 256 KiB.
+            if_version: change the schedule that has this version; 0: make it only if there is none.
+            options: either ``cron``, a line of five fields or a word such as ``@daily``, or ``every``, a timedelta,
+                with ``anchor``, an instant from which it counts. ``timezone`` (an IANA name, UTC by default),
+                ``fold``, ``gap``, ``skip_dates``, ``only_dates``, ``jitter``, ``starts_at``, ``until`` and
+                ``max_occurrences`` say more of when; ``misfire``, ``catchup`` and ``catchup_max`` say what becomes of
+                occurrences that were missed. ``headers``, ``tags``, ``ttl`` and ``ordering_key`` are those of `send`.
+
+        Raises:
+            CallerError: an argument is wrong; nothing was done.
+            RecurringConflict: there is a schedule of this name with another specification, and ``if_version`` is not
+                its version; nothing changed.
+            RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. Call again.
+        """
+        return await self._run(self._core.schedules.put(name, spec_of(subject, body, options), if_version))
+
+    async def pause_recurring(self, name: Key, note: str = "", *, if_version: int | None = None) -> RecurringInfo:
+        """Let a schedule send nothing until it is resumed; what recurs meanwhile is skipped.
+
+        Args:
+            name: of the schedule.
+            note: why, for whoever looks at it.
+            if_version: only if the schedule has this version.
+
+        Raises NoRecurring, and as `recurring`.
+        """
+        return await self._run(self._core.schedules.pause(name, note, if_version))
+
+    async def resume_recurring(self, name: Key, *, if_version: int | None = None) -> RecurringInfo:
+        """Let a paused schedule send its occurrences again, from now on. Arguments and errors: `pause_recurring`."""
+        return await self._run(self._core.schedules.resume(name, if_version))
+
+    async def run_recurring(self, name: Key) -> RecurringInfo:
+        """Send one message of a schedule now, besides its occurrences, also while it is paused.
+
+        ``name`` is that of the schedule. Raises as `pause_recurring`.
+        """
+        return await self._run(self._core.schedules.run(name))
+
+    async def delete_recurring(self, name: Key) -> bool:
+        """End a schedule. What it has sent before stays. Returns False when there is no schedule of this name.
+
+        ``name`` is that of the schedule. Raises as `cancel`.
+        """
+        return await self._run(self._core.schedules.delete(name))
+
+    async def get_recurring(self, name: Key) -> RecurringInfo | None:
+        """Read a schedule; None when there is none of this name. ``name`` and errors as of `delete_recurring`."""
+        return await self._run(self._core.schedules.get(name))
+
+    async def list_recurring(self, prefix: str = "") -> list[RecurringInfo]:
+        """Read all schedules whose names begin with ``prefix``, by name. Raises as `pending`."""
+        return await self._run(self._core.schedules.all(need_text("prefix", prefix)), ends_with_caller=True)
+
     async def outcome(self, handle: SendHandle) -> Accepted | None:
         """Ask what became of a send that raised OutcomeUnknown.
 
@@ -419,6 +495,13 @@ class Producer(Sends[SendFuture], BlockingClient["ThreadedSends"]):
     pending = blocking_pages(AsyncProducer.pending)
     cancel_where = blocking(AsyncProducer.cancel_where)
     reschedule_where = blocking(AsyncProducer.reschedule_where)
+    recurring = blocking(AsyncProducer.recurring)
+    pause_recurring = blocking(AsyncProducer.pause_recurring)
+    resume_recurring = blocking(AsyncProducer.resume_recurring)
+    run_recurring = blocking(AsyncProducer.run_recurring)
+    delete_recurring = blocking(AsyncProducer.delete_recurring)
+    get_recurring = blocking(AsyncProducer.get_recurring)
+    list_recurring = blocking(AsyncProducer.list_recurring)
     outcome = blocking(AsyncProducer.outcome)
     flush = blocking(AsyncProducer.flush)
     close = blocking(AsyncProducer.close)
@@ -449,6 +532,7 @@ class ProducerCore(OnLoop):
         self.messages = Asker(self.sender.groups, self.sender.owners, self._meta, *limits)
         self.walker = Walker(self.messages)
         self.follower = Follower(meta, self.messages)
+        self.schedules = Schedules(self.messages, self.walker)
         self.unheard = Unheard()
         self.outbox = Outbox(self.sender, settings.linger_ms, settings.timeout_ms, self.unheard)
 

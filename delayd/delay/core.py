@@ -55,7 +55,7 @@ class DelayCore:
         self.memory = Memory(ground, self.logs)
         self.handoff = Handoff(ground, self.logs, self.memory)
         self.upkeep = Upkeep(ground, self.logs, self.memory, self.handoff, self._loaded)
-        self.asked = Asked(ground, self.logs, self.memory, self.upkeep)
+        self.asked = Asked(ground, self.logs, self.memory, self.handoff, self.upkeep)
         self.repair = Repair(ground, self.logs, self.memory, self.handoff, self.upkeep)
         self.standing = Standing(self.site, self.logs, self.memory, self.handoff, self.upkeep, self.asked)
         self._stopping = StopSteps(self.logs, self.upkeep, threads, self._begin_checkpoint)

@@ -295,19 +295,20 @@ class Intake(Committer[_Commit, Written]):
         *,
         again: bool = False,
         drained: bool = False,
+        own: bool = False,
     ) -> None:
         """Take a batch; ``waiter`` is called when it is durable, or with the error if it was refused as a whole.
 
         ``allowance`` limits the new producers that the batch's connection may introduce. ``again``: a realtime server
         sends messages that come again to their group (rule Q2). ``drained``: another delay server, which held them, is
-        drained (docs/drain.md).
+        drained (docs/drain.md). ``own``: this server itself makes them.
         """
         # The batch number is looked up before anything can refuse the batch: a repetition gets the first answer again
         # (rule I1).
         if not self._producers.begin(batch, waiter, allowance, drained=drained):
             return
         try:
-            self._check(batch, again, drained)
+            self._check(batch, again, drained, own)
         except DelaydError as error:
             self._refuse(batch, error)
             return
@@ -419,7 +420,7 @@ class Intake(Committer[_Commit, Written]):
         """Refuse all batches from now on; batches that were taken are still committed."""
         self._closed = True
 
-    def _check(self, batch: Batch, again: bool, drained: bool) -> None:
+    def _check(self, batch: Batch, again: bool, drained: bool, own: bool) -> None:
         if self._closed:
             raise Stopping("this server is stopping; send to another one, or again when it is back")
         # Keyed messages go to the owner of their keys, whether or not it is cordoned.
@@ -439,7 +440,7 @@ class Intake(Committer[_Commit, Written]):
             check_drained(batch)
         elif again:
             check_again(batch)
-        else:
+        elif not own:
             check_own(batch)
         if self.subjects_full and len(new := self._new_rows(batch)):
             raise SlowDown(

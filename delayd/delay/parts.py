@@ -262,7 +262,7 @@ class Upkeep:
 class Asked:
     """What clients and operators ask for, besides sends: rows that end, quotas, and the end of the server itself."""
 
-    def __init__(self, ground: Ground, logs: Logs, memory: Memory, upkeep: Upkeep) -> None:
+    def __init__(self, ground: Ground, logs: Logs, memory: Memory, handoff: Handoff, upkeep: Upkeep) -> None:
         site, around, ledger = ground.site, ground.around, memory.ledger
         self.fence = ground.fence
         self.endings = Endings(
@@ -274,9 +274,12 @@ class Asked:
                 sources=logs.sources,
                 keys=logs.keys,
                 producers=logs.producers,
+                random_id=around.random_id,
             ),
             around.ask_slots,
         )
+        self.endings.carriers.due = handoff.dispatcher.recurring
+        handoff.dispatcher.on_recurring = self.endings.carriers.come
         self.endings.drain.draw = around.random_id
         self.endings.drain.when_filed = upkeep.when_filed
         self.quotas = Quotas(

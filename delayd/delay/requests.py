@@ -39,6 +39,7 @@ from delayd.wire.heads import (
     need_u64,
 )
 from delayd.wire.meta import SlotOwners, need_slots, versions_bytes
+from delayd.wire.recurring import RecurringRecord, body_of, read_recurring
 from delayd.wire.requests import RequestType, not_served
 from delayd.wire.scheduling import (
     BATCHES_MAX,
@@ -127,6 +128,7 @@ class Requests:
             RequestType.TARGET_LOST: self._obey_about_target,
             RequestType.TARGET_ACCEPT: self._obey_about_target,
             RequestType.RELEASE_SLOTS: self._release_slots,
+            RequestType.RECUR: self._recur,
             RequestType.CANCEL: self._ask_rows,
             RequestType.GET: self._ask_rows,
             RequestType.RESCHEDULE: self._ask_rows,
@@ -365,6 +367,16 @@ class Requests:
             return self._head(**piece.to_head()), piece.to_body()
 
         self._core.asked.endings.find(read_window(frame.head), _tell(peer, frame, found))
+
+    def _recur(self, peer: Peer, frame: Frame) -> None:
+        """Make, change or run a recurring schedule; the answer has its record."""
+        self._check_log_id(frame)
+
+        def told(record: RecurringRecord) -> Answer:
+            return self._head(), body_of(record.encode())
+
+        request = read_recurring(frame.head, frame.body)
+        self._core.asked.endings.ask_recurring(request, _tell(peer, frame, told))
 
     def _check_log_id(self, frame: Frame) -> None:
         """A receipt names the log that has its messages; no other server knows them."""

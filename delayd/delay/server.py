@@ -232,6 +232,11 @@ class DelayServer:
         """The next instant at which a message may be due, while nothing is due now; None while nothing is known."""
         return None if self._core is None else self._core.next_stop_ms()
 
+    @property
+    def recurs(self) -> bool:
+        """Whether there may be recurring schedules."""
+        return self._core is not None and self._core.handoff.dispatcher.recurs
+
     def _wake(self) -> None:
         if self._core is not None:
             self._core.wake()

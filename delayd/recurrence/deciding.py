@@ -50,6 +50,7 @@ class SkipReason(StrEnum):
     SUPERSEDED = "superseded"  # A later one ran for all that were missed.
     TOO_MANY = "too_many"  # More than `catchup_max` were missed; this was one of the older ones.
     OVERLAP = "overlap"  # The message of another occurrence had no outcome yet.
+    RESTORED = "restored"  # A life may have sent it of which the directory, restored from a copy, does not know.
 
 
 @dataclass(frozen=True, slots=True)

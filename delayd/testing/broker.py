@@ -130,6 +130,14 @@ class InMemoryBroker(Embedded):
         return min((stop_ms for stop_ms in (due_ms, offer_ms) if stop_ms is not None), default=None)
 
     @property
+    def recurs(self) -> bool:
+        """Whether there may be recurring schedules."""
+        if not self._services:
+            return False
+        _, _, delay = self._services
+        return delay.recurs  # type: ignore[attr-defined,no-any-return]
+
+    @property
     def writes(self) -> int:
         """How often the servers have written: a send, a hand-out or a word about a message is always written."""
         return self._in_memory.disk().writes

@@ -264,7 +264,8 @@ class BrokerClock(HomeClock):
         await self._quiet()
         while (now_ms := self.time.now_ms) < target_ms:
             stop_ms = target_ms
-            if any(core.is_active for core in list(self.followed)):
+            # Recurring schedules are decided at their instants, whether or not somebody waits for the messages.
+            if self._servers.recurs or any(core.is_active for core in list(self.followed)):
                 next_ms = self._servers.next_stop_ms()
                 if next_ms is not None and next_ms > now_ms:
                     stop_ms = min(stop_ms, next_ms)

@@ -10,6 +10,7 @@ What heads say
     push        where gateways POST due messages to
     asked       which messages CANCEL, GET, FIND and DRAIN name, and the answer to each
     scheduling  what a delay server says: results of a SEND, quotas, targets
+    recurring   recurring schedules: what a caller asks for, and what is stored
     consuming   what a realtime server says: subjects, groups, positions, stale handles
     status      what every server says of itself: what waits for an operator, and what it can't read
 """

@@ -33,6 +33,7 @@ HEAD_BYTES_PLAIN = 16 << 10
 STRAY_BODY_BYTES_MAX = 64 << 10
 ASKED_BODY_BYTES_MAX = 2 << 20  # One batch of 65,536 rows, 24 bytes each.
 PLACES_BODY_BYTES_MAX = 512 << 10  # 65,536 instants.
+RECURRING_BODY_BYTES_MAX = 512 << 10  # Body and headers of a schedule's messages, and a thousand dates.
 MOVES_BODY_BYTES_MAX = 3 << 20  # Rows of CANCEL with the wanted instants: 32 bytes each.
 
 META, DELAY, REALTIME = "meta", "delay", "realtime"
@@ -260,6 +261,16 @@ class RequestType(IntEnum):
     )
     RETIRE = 39, Terms((DELAY,), answer=f"{OF_DELAY} message:str", trusted=True)
     SEND_DRAINED = 63, Terms((DELAY,), answer=RESULTS, trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
+
+    RECUR = (
+        64,
+        Terms(
+            (DELAY,),
+            "log_id:u64 wish:put/pause/resume/run name:str if_version?:int note?:str number?:u64",
+            OF_DELAY,
+            body_bytes_max=RECURRING_BODY_BYTES_MAX,
+        ),
+    )
 
     # Realtime servers.
     HELLO = (

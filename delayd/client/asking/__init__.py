@@ -5,5 +5,6 @@ A map.
     messages            a question as data; asks delay servers about messages, and follows those that moved
     walking             goes through all pending messages of a subject and a window, and through the lives of one
     push                where gateways POST due messages to: listed, changed
+    recurring           recurring schedules: made, changed and read
     ask                 what operators ask: one server that meta knows, or all of a role
 """

@@ -593,6 +593,24 @@ class Asker:
 
         return await self._until(deadline, ask)
 
+    async def ask_owner(self, question: Question[A, Answer], subject: bytes, key: bytes, asked: A) -> Answer:
+        """Ask the owner of a key something that has the same effect however often it is asked."""
+        deadline = self._deadline()
+
+        async def ask() -> Answer:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    (owner,) = (await self._owners.find([subject], [key])).tolist()
+            except TimeoutError:
+                raise ServerUnavailable("meta named no delay server in time; nothing was asked") from None
+            try:
+                return await self.once(question, owner, asked, deadline)
+            except DelaydError as error:
+                self._owners.heard(error)
+                raise
+
+        return await self._until(deadline, ask)
+
     async def _ask_at(
         self, question: About, log_ids: LogIds, wish: AskedMessages, deadline: float
     ) -> tuple[LogIds, AnswerRows]:

@@ -442,6 +442,18 @@ class MessageView:
         return self.columns.tags[self.row]
 
     @property
+    def schedule(self) -> str | None:
+        """The name of the recurring schedule that sent the message; None when it was sent by a producer."""
+        found = decode_headers(self.headers_bytes).get(labels.SCHEDULE)
+        return found if isinstance(found, str) else None
+
+    @property
+    def occurrence(self) -> datetime | None:
+        """The instant for which a recurring schedule sent the message, without jitter; None as for `schedule`."""
+        instant_ms = number_in(decode_headers(self.headers_bytes), labels.OCCURRENCE_MS)
+        return utc(instant_ms) if instant_ms else None
+
+    @property
     def deliver_at_ms(self) -> int:
         """When the message was due, in milliseconds since the epoch."""
         return self.columns.instants[self.row]

@@ -7,6 +7,8 @@ A map, from a request to the outcome of its rows; what became of a row is asked 
     drain               rows that go to another delay server, until that server has taken them
     requested           which row stands for each message of a request, and what the caller is told of it
     message_requests    requests from their arrival to their answers, and what one group commit decides
+    occurrences         what recurring schedules send and skip, computed from their carriers
+    carriers            the rows that stand for recurring schedules: what is due of them, and what callers ask
     keyed_sends         batches with keys from their arrival to the verdicts about their rows
     endings             these parts, put together; requests by key, up to their rows
 """

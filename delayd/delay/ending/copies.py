@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,11 +130,22 @@ class ToMove(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A batch of moved rows, and rows that stay for now: they can't be read, or are not among those that leave."""
+    """A batch of moved rows, and rows that stay for now: they can't be read, or are not among those that leave.
 
-    rows: Indices  # The places of the batch's rows, in its order.
+    Behind the moved rows the batch may have new ones, of which some end with the decision (docs/recurring.md).
+    """
+
+    rows: Indices  # The places of the moved rows, in the batch's order.
     batch: Batch | None
     stay: Indices
+    ended: Indices = NO_INDICES  # Rows of the batch that end with the decision that begins them.
+
+
+class Rewrites(Protocol):
+    """Makes the rows that take the place of others, when these are more than copies with another instant."""
+
+    def work(self, reader: Sources, worker: Executor, moves: ToMove) -> Callable[[], Copied]:
+        """The job of the worker thread, which closes the reader; called on the loop."""
 
 
 class Contents(NamedTuple):

@@ -15,6 +15,8 @@ import numpy as np
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ROWS_MAX, ColumnId, Int64s
 from delayd.batch.content import Names, slots_of_names
+from delayd.delay.ending.carriers import Carriers, OnRecord
+from delayd.delay.ending.copies import Rewrites
 from delayd.delay.ending.drain import Drain, OnProgress
 from delayd.delay.ending.finder import Answer as OnFound
 from delayd.delay.ending.finder import Finder
@@ -38,6 +40,7 @@ from delayd.machine.operating import Fence
 from delayd.outcome import MessageState
 from delayd.wire.asked import AnswerRows, Asked, AskedWindow, DrainOrder, DrainProgress, MoveTry, Tries
 from delayd.wire.meta import SlotSet
+from delayd.wire.recurring import RecurringRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class Books:
     sources: Sources
     keys: KeyIndex
     producers: Producers
+    random_id: Callable[[], int]
 
 
 class Endings:
@@ -65,6 +69,7 @@ class Endings:
         self._keyed_requests = KeyedRequests(worker, self.taken_names, self.owned_slots, self.requests)
         self.keyed_sends = KeyedSends(site, self.taken_names, self.owned_slots, ledger, intake)
         self._finder = Finder(site, ledger, books.sources, lambda: intake.durable_sequence)
+        self.carriers = Carriers(site, books.fence, intake, self.requests, self._keyed_requests.ask, books.random_id())
         self.drain = Drain(site, ledger, books.sources, self._finder, self.requests)
         intake.keyed = self.keyed_sends
         intake.decider = Deciding(self.keyed_sends, self.requests)
@@ -153,6 +158,10 @@ class Endings:
         self._fence.check()
         self._keyed_requests.ask(wish, names, answer, wanted_at_ms, tries)
 
+    def ask_recurring(self, request: RecurringRequest, answer: OnRecord) -> None:
+        """Do what a caller wants of a recurring schedule; see `Carriers.ask`."""
+        self.carriers.ask(request, answer)
+
     def held(self) -> dict[str, int]:
         """What requests that are not answered hold, for STATUS; everything is 0 when each of them is answered."""
         return {
@@ -218,6 +227,7 @@ class _AskedBatch(NamedTuple):
     batch: Batch
     at_ms: Int64s | None
     tries: Tries | None
+    rewrites: Rewrites | None
 
 
 class KeyedRequests:
@@ -236,6 +246,7 @@ class KeyedRequests:
         answer: Answer,
         wanted_at_ms: Int64s | None = None,
         tries: Tries | None = None,
+        rewrites: Rewrites | None = None,
     ) -> None:
         """Take a request whose names are those of an ASKED batch; ``answer`` is called with one answer a row, or with
         an error. ``wanted_at_ms`` are the instants to which rows are to be moved.
@@ -246,7 +257,7 @@ class KeyedRequests:
         reply: Reply[AnswerRows] = Reply(answer)
         with reply.begins():
             self._requests.begin(reply, batch.count, wanted_at_ms, tries)
-            self._look_up(_AskedBatch(wish, batch, wanted_at_ms, tries), reply)
+            self._look_up(_AskedBatch(wish, batch, wanted_at_ms, tries, rewrites), reply)
 
     def _look_up(self, wanted: _AskedBatch, reply: Reply[AnswerRows]) -> None:
         self._taken.check()
@@ -267,7 +278,7 @@ class KeyedRequests:
             slots = slots_of_names(names.names)
             if self._owned.are_served(slots):
                 named = Named(self._taken, watch, names, found)
-                self._requests.ask_named(wanted.wish, named, wanted.at_ms, reply, wanted.tries)
+                self._requests.ask_named(wanted.wish, named, wanted.at_ms, reply, wanted.tries, wanted.rewrites)
             else:
                 # What the look-up found may be old when meta has answered: then the names are looked up anew.
                 self._taken.end(watch)

@@ -25,15 +25,16 @@ import numpy as np
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ROWS_MAX, ColumnId, Int64s
 from delayd.batch.sequences import Indices, Pile
-from delayd.delay.ending.copies import COPY_ROWS, Copied, copy_rows
+from delayd.delay.ending.copies import COPY_ROWS, Copied, Rewrites, copy_rows
 from delayd.delay.ending.requested import HOUR_ROWS, PIECE_ROWS, WAITS_MAX, ReceiptLeads, Requested, RequestWish, Whole
 from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.intake import NOTHING_DECIDED, Decided, Intake, OpenGroup
 from delayd.delay.keys.index import Named
-from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Ledger, States
+from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Ledger, RowPlace, States
 from delayd.delay.ledger.wanted import Wanted, wanted_of
 from delayd.delay.producers import Producers
 from delayd.delay.reply import Reply
+from delayd.delay.rows import filing_hours
 from delayd.errors import BadRequest, DelaydError, SlowDown, Stopping
 from delayd.log.control import Ended, Known, Tried, encode_known
 from delayd.log.hour import ENDED, NO_ENDED, NO_TRIED, TRIED, EndedRows, TriedRows, tried_rows
@@ -121,12 +122,14 @@ class MessageRequests:
         wanted_at_ms: Int64s | None,
         reply: Reply[AnswerRows],
         tries: Tries | None = None,
+        rewrites: Rewrites | None = None,
     ) -> None:
         """Take a request by key that `begin` has taken room for."""
         asked = named.rows()
         if wanted_at_ms is not None:
             _check_agree(asked, wanted_at_ms)
-        self._begin(Whole(wish, asked, reply, wanted_at_ms, named, tries=None if wish is RequestWish.GET else tries))
+        tries = None if wish is RequestWish.GET else tries
+        self._begin(Whole(wish, asked, reply, wanted_at_ms, named, rewrites=rewrites, tries=tries))
 
     def _check(self, wanted_at_ms: Int64s | None, tries: Tries | MoveTry | None) -> None:
         if tries is not None:
@@ -249,7 +252,10 @@ class MessageRequests:
         self._copies += 1
         request.has_copy = True
         request.reply.holds(partial(self._give_up_copy, request))
-        work = partial(copy_rows, self._sources.reader(), self._worker, moves)
+        reader = self._sources.reader()
+        work: Callable[[], Copied] = partial(copy_rows, reader, self._worker, moves)
+        if request.rewrites is not None:
+            work = request.rewrites.work(reader, self._worker, moves)
         self._worker.submit(work, partial(self._copied, request), Priority.DUE)
 
     def _copied(self, request: Requested, done: Done[Copied]) -> None:
@@ -488,6 +494,7 @@ class OpenCommit:
         ended = self._claim(request, chosen, states, Reason.MOVED if leaver is None else Reason.DRAINED)
         self.moves.append(MovedByCommit(request, self._next_sequence))
         if leaver is None:
+            self._end_new(copied, batch)
             ended["other"] = np.uint64(self._next_sequence) + rising.astype(np.uint64)
             ended["other_at_ms"] = batch.int64s(ColumnId.DELIVER_AT_MS).take(rising)
             self._moved.append(batch)
@@ -500,6 +507,16 @@ class OpenCommit:
         # A move by receipt notes the first row of the batch: the others come after it.
         self._note_tries(request, copied.rows[:1] if isinstance(request.tries, MoveTry) else chosen)
         return True
+
+    def _end_new(self, copied: Copied, batch: Batch) -> None:
+        """End the new rows of a batch that are kept for the books alone."""
+        if not len(copied.ended):
+            return
+        due_ms = batch.int64s(ColumnId.DELIVER_AT_MS).take(copied.ended)
+        sequences = np.uint64(self._next_sequence) + copied.ended.astype(np.uint64)
+        new = Wanted(sequences, due_ms, filing_hours(due_ms, self.decided_at_ms))
+        self._ledger.claim(new, np.full(len(new), RowPlace.NOWHERE, np.uint8))
+        self._parts.append(_ended(new, Reason.CANCELLED, self.decided_at_ms))
 
     def _claim(self, request: Requested, chosen: Indices, states: States, reason: Reason) -> EndedRows:
         wanted = request.wanted.take(chosen)

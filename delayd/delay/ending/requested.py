@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s, ProducerPart
 from delayd.batch.sequences import Indices, Locations
-from delayd.delay.ending.copies import Copied, Leave, ToMove
+from delayd.delay.ending.copies import Copied, Leave, Rewrites, ToMove
 from delayd.delay.keys.index import Named
 from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Look, RowPlaces
 from delayd.delay.ledger.wanted import OfSubject, Wanted, wanted_newest
@@ -95,6 +95,7 @@ class Whole:
     wanted_at_ms: Int64s | None = None  # Where its rows are to be moved.
     named: Named | None = None
     leaver: Leaver | None = None
+    rewrites: Rewrites | None = None  # What takes the place of its rows; without it copies of them.
     subject: bytes = b""
     # The numbers of a request by key that wants a change, or the one of a move by receipt.
     tries: Tries | MoveTry | None = None
@@ -126,6 +127,7 @@ class Whole:
             None if self.wanted_at_ms is None else self.wanted_at_ms.take(rows),
             None if self.named is None else self.named.take(rows),
             self.leaver,
+            self.rewrites,
             self.subject,
             None if self.tries is None else self.tries.take(rows),
         )
@@ -156,7 +158,7 @@ class Requested:
         # ``told``: rows that this server has followed. ``done``: rows that were moved, or stay for now. ``stay``: the
         # latter, which can't be read or are not among those that leave. ``_pinned``: an earlier try has ended a row, so
         # the request is about that row, whoever has the key now.
-        self.moves_to_ms, self.leaver = whole.wanted_at_ms, whole.leaver
+        self.moves_to_ms, self.leaver, self.rewrites = whole.wanted_at_ms, whole.leaver, whole.rewrites
         self.copied: Copied | None = None
         self.has_copy = False  # Whether a copy is being made or waits for its commit.
         self.copies = 0  # Times that rows were copied anew.
@@ -291,7 +293,7 @@ class Requested:
         chosen = np.zeros(len(self.wanted), np.bool_)
         chosen[order] = True
         chosen &= claimable != NOT_CLAIMABLE
-        if self.leaver is None:
+        if self.leaver is None and self.rewrites is None:
             chosen &= wanted_at_ms != self.wanted.deliver_at_ms
         rows = np.flatnonzero(chosen)
         rows = rows.take(np.argsort(self.wanted.hours.take(rows), kind="stable"))
@@ -320,7 +322,8 @@ class Requested:
         if self.leaver is None:
             asked = self.asked
             due = self.copied.batch.int64s(ColumnId.DELIVER_AT_MS).take(of_row)
-            own &= due == self.moves_to_ms
+            if self.rewrites is None:
+                own &= due == self.moves_to_ms
             self.asked = Asked(
                 np.where(own, np.uint64(base_sequence) + of_row.astype(np.uint64), asked.sequences),
                 np.where(own, due, asked.deliver_at_ms),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from delayd.address import Endpoint
 from delayd.batch.columns import FEW_ROWS
+from delayd.batch.names import RECURRING_SUBJECT
 from delayd.batch.sequences import among
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.target_words import TargetWords
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 ROWS_A_STEP = 65_536
 ASK_AGAIN_MS = 1_000  # After meta named no route: how long until it is asked again.
 NO_TARGET = -1
+RECURRING = RECURRING_SUBJECT.encode()
 SUBJECTS_MIN = 1_024  # A first capacity of the table of links.
 
 LogControl = Callable[[bytes, Callable[[], None]], None]
@@ -98,6 +100,7 @@ class Dispatcher:
         self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
         self._ledger = routing.ledger
         self._trusted = False
+        self.on_recurring: Callable[[], None] = _nobody_decides  # Called when recurring schedules have fallen due.
         for target in sorted(set(notes.targets.values())):
             self._link(target)
 
@@ -114,6 +117,17 @@ class Dispatcher:
     def unrouted(self) -> Iterator[Rows]:
         """View the due rows whose subject has no target yet, in several arrays."""
         return (rows for parts in self._unrouted.values() for rows in parts)
+
+    @property
+    def recurs(self) -> bool:
+        """Whether there may be recurring schedules."""
+        return self._subjects.has(RECURRING)
+
+    def recurring(self) -> list[Rows]:
+        """View the recurring schedules that are due, in several arrays."""
+        if not self.recurs:
+            return []
+        return list(self._unrouted.get(self._subjects.number(RECURRING), ()))
 
     @property
     def targets_away(self) -> int:
@@ -376,7 +390,10 @@ class Dispatcher:
             index = int(self._link_of[int(part["subject"][0])])
             if index == NO_TARGET:
                 for of_one in _split(part, part["subject"]):
-                    self._unrouted[int(of_one["subject"][0])].append(of_one)
+                    number = int(of_one["subject"][0])
+                    self._unrouted[number].append(of_one)
+                    if self._subjects.names[number] == RECURRING:
+                        self.on_recurring()
             else:
                 self._order[index].offer(part)
 
@@ -416,7 +433,8 @@ class Dispatcher:
         self._ask_again.soon()
 
     def _may_ask(self, subject: bytes) -> bool:
-        return subject not in self._asked and subject not in self.withheld
+        # Recurring schedules are handed over to nobody: this server decides about them.
+        return subject not in self._asked and subject not in self.withheld and subject != RECURRING
 
     def _link(self, target: int) -> Link:
         link = self.links.get(target)
@@ -428,6 +446,10 @@ class Dispatcher:
             self._index_of[target] = len(self._order)
             self._order.append(link)
         return link
+
+
+def _nobody_decides() -> None:
+    """Until the part that decides about recurring schedules is made."""
 
 
 def _split(rows: Rows, keys: NDArray[np.integer]) -> list[Rows]:

@@ -78,6 +78,7 @@ def use_messages(home: Embedded) -> None:
         producer.reschedule("a", key="k", delay=2 * LATER)
         list(producer.pending("a"))
         producer.cancel("a", key="k")
+        producer.recurring("daily", "a", b"x", cron="@daily")
         producer.send("a", b"x", delay=LATER, spread=timedelta(minutes=1))
         producer.outcome(delayd.SendHandle(receipt.log_id, 7, 7))
         messages = [message for _ in range(4) for message in consumer.pull(1, wait=WAIT)]

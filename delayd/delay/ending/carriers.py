@@ -1,0 +1,219 @@
+"""Carriers: the rows that stand for recurring schedules, from the instant at which one is due, or a caller asks about
+it, to the durable decision (docs/recurring.md; rules P1, I4).
+
+     the wheel ──▶ the dispatcher, which hands it to nobody ──▶ due
+                                                                 ├──▶ a move whose new rows are computed ──▶ durable
+     a caller ──▶ by its name, as by every key ─────────────────▶╯        in one group with occurrences and skips
+                  no such row, and it is to be made ──▶ a keyed send of this server's own
+
+Invariant: one request decides what is due, over all carriers at once; callers' requests meet it as they meet any move.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from delayd.batch.batch import Batch
+from delayd.batch.columns import Int64s, ProducerPart
+from delayd.delay.ending.copies import Rewrites
+from delayd.delay.ending.message_requests import Answer, MessageRequests
+from delayd.delay.ending.occurrences import (
+    LEAD_MS,
+    RECURRING,
+    Asks,
+    Recurs,
+    Rewriting,
+    batch_of_rows,
+    carrier_of,
+    check_version,
+    first_record,
+)
+from delayd.delay.ending.requested import RequestWish, Whole
+from delayd.delay.intake import Intake
+from delayd.delay.producers import AcceptedBatch
+from delayd.delay.reply import Reply
+from delayd.delay.rows import Rows, due_at_ms, join_rows
+from delayd.errors import ClockInDoubt, DelaydError, NoRecurring, SlowDown
+from delayd.hours import HOUR_MS
+from delayd.machine.executor import Done, Priority
+from delayd.machine.identity import Site
+from delayd.machine.operating import Fence
+from delayd.outcome import MessageState
+from delayd.wire.asked import AnswerRows, Asked, AskedKeys, RescheduleAnswer, Tries, encode_asked_keys, read_asked_keys
+from delayd.wire.recurring import RecurringRecord, RecurringRequest, RecurringWish
+
+log = logging.getLogger(__name__)
+
+AGAIN_MS = 1_000  # After a decision that could not be stored, or a carrier that can't be read now.
+MAKE_TRIES = 3  # A schedule that is made and deleted again and again by others.
+
+
+class AskByKey(Protocol):
+    """Takes a request about a row by its key, as `delayd.delay.ending.endings.KeyedRequests.ask` does."""
+
+    def __call__(
+        self,
+        wish: RequestWish,
+        batch: Batch,
+        answer: Answer,
+        wanted_at_ms: Int64s | None = None,
+        tries: Tries | None = None,
+        rewrites: Rewrites | None = None,
+    ) -> None:
+        """Raises SlowDown, Stopping, DiskReserve: nothing of it is done."""
+
+
+OnRecord = Callable[[RecurringRecord | DelaydError], None]
+_OVER = (MessageState.PENDING, MessageState.IN_FLIGHT)
+
+
+class Carriers:
+    """All recurring schedules of this server; belongs to the loop."""
+
+    due: Callable[[], list[Rows]]  # Carriers that are due, in several arrays; set once.
+
+    def __init__(
+        self, site: Site, fence: Fence, intake: Intake, requests: MessageRequests, by_key: AskByKey, random_id: int
+    ) -> None:
+        self._clock = site.clock
+        self._fence = fence
+        self._intake = intake
+        self._requests = requests
+        self._ask_by_key = by_key
+        self._producer_id = random_id >> 1 | 1
+        self._sends = 0  # Batches with new carriers.
+        self._worker = site.worker
+        self._running = False  # Whether a decision is under way, or about to begin.
+        self._again = site.alarms.alarm(self.come)
+
+    # What is due.
+
+    def come(self) -> None:
+        """Carriers have fallen due: they are decided in another turn of the loop."""
+        if not self._running:
+            self._running = True
+            self._worker.submit(_nothing, self._decide, Priority.DUE)
+
+    def _decide(self, done: Done[None]) -> None:
+        done.result()
+        self._running = False
+        parts = self.due()
+        if not any(map(len, parts)):
+            return
+        if self._fence.is_up or self._intake.closed or not self._clock.confirmed:
+            self._again.after(AGAIN_MS)
+            return
+        rows = join_rows(parts)
+        # A row is filed in the hour of its due instant, or of its acceptance when that is later.
+        asked = Asked(rows["sequence"].copy(), due_at_ms(rows), rows["hour"].astype(np.int64) * HOUR_MS)
+        wanted_at_ms = np.full(len(rows), self._clock.now_ms(), np.int64)
+        self._running = True
+        reply: Reply[AnswerRows] = Reply(self._decided)
+        whole = Whole(RequestWish.MOVE, asked, reply, wanted_at_ms, rewrites=Rewriting(self._recurs_ahead))
+        try:
+            self._requests.take(whole)
+        except DelaydError as error:
+            self._decided(error)
+
+    def _recurs_ahead(self) -> Recurs:
+        now_ms = self._clock.now_ms()
+        return Recurs(now_ms, now_ms + LEAD_MS)
+
+    def _decided(self, told: AnswerRows | DelaydError) -> None:
+        self._running = False
+        if isinstance(told, DelaydError):
+            log.warning("schedules_not_decided reason=%r", told.message)
+            self._again.after(AGAIN_MS)
+        elif (told["answer"] == RescheduleAnswer.MOVED).all():
+            # Others may have fallen due meanwhile.
+            self.come()
+        else:
+            self._again.after(AGAIN_MS)
+
+    # What callers ask.
+
+    def ask(self, request: RecurringRequest, answer: OnRecord) -> None:
+        """Do what a caller wants of a schedule; ``answer`` is called with its record afterwards, once that is durable.
+
+        Raises:
+            ServerFenced, ClockInDoubt, SlowDown, Stopping, DiskReserve: nothing is done.
+        """
+        self._fence.check()
+        reply: Reply[RecurringRecord] = Reply(answer)
+        with reply.begins():
+            self._ask(request, reply, MAKE_TRIES)
+
+    def _ask(self, request: RecurringRequest, reply: Reply[RecurringRecord], tries: int) -> None:
+        if not self._clock.confirmed:
+            raise ClockInDoubt("this server's clock is in doubt, so nothing recurs; see `delayd clock`, or ask later")
+        asks: list[Asks] = []
+
+        def change() -> Asks:
+            now_ms = self._clock.now_ms()
+            asks[:] = [Asks(request, Recurs(now_ms, now_ms))]
+            return asks[0]
+
+        names = read_asked_keys(encode_asked_keys(AskedKeys(RECURRING, [request.name])))
+        assert names is not None, "it is asked by key"
+        wanted_at_ms = np.array([self._clock.now_ms()], np.int64)
+        self._ask_by_key(
+            RequestWish.MOVE,
+            names,
+            partial(self._asked, request, reply, tries, asks),
+            wanted_at_ms,
+            rewrites=Rewriting(change),
+        )
+
+    def _asked(
+        self,
+        request: RecurringRequest,
+        reply: Reply[RecurringRecord],
+        tries: int,
+        asks: list[Asks],
+        told: AnswerRows | DelaydError,
+    ) -> None:
+        with reply.goes_on():
+            if isinstance(told, DelaydError):
+                raise told
+            (row,) = told
+            record = asks[0].told if asks else None
+            is_pending = row["state"] == MessageState.PENDING
+            if is_pending and record is not None and (asks[0].is_done or row["answer"] == RescheduleAnswer.MOVED):
+                reply.end(record)
+            elif row["state"] in _OVER:
+                raise SlowDown(f"the schedule {request.name.decode()!r} is being changed at this moment; ask again")
+            elif request.wish is RecurringWish.PUT and tries:
+                check_version(request, None)
+                self._make(request, reply, tries - 1)
+            else:
+                raise NoRecurring(f"there is no recurring schedule {request.name.decode()!r}")
+
+    def _make(self, request: RecurringRequest, reply: Reply[RecurringRecord], tries: int) -> None:
+        now_ms = self._clock.now_ms()
+        record = first_record(request, now_ms)
+        self._sends += 1
+        part = ProducerPart(self._producer_id, self._sends, self._sends)
+        batch = batch_of_rows([carrier_of(request.name, record, now_ms)], part)
+
+        def sent(what: AcceptedBatch | DelaydError, _: bool) -> None:
+            with reply.goes_on():
+                if isinstance(what, DelaydError):
+                    raise what
+                if not what.decided:
+                    reply.end(record)
+                elif tries:
+                    # Somebody else has made it in the meantime.
+                    self._ask(request, reply, tries)
+                else:
+                    raise SlowDown(f"the schedule {request.name.decode()!r} is being changed at this moment; ask again")
+
+        self._intake.send(batch, sent, own=True)
+
+
+def _nothing() -> None:
+    """Another turn of the loop goes on after it."""
