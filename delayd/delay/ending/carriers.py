@@ -37,9 +37,10 @@ from delayd.delay.ending.requested import RequestWish, Whole
 from delayd.delay.intake import Intake
 from delayd.delay.producers import AcceptedBatch
 from delayd.delay.reply import Reply
-from delayd.delay.rows import Rows, due_at_ms, join_rows
+from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows
 from delayd.errors import ClockInDoubt, DelaydError, NoRecurring, SlowDown
 from delayd.hours import HOUR_MS
+from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import Fence
@@ -49,7 +50,7 @@ from delayd.wire.recurring import RecurringRecord, RecurringRequest, RecurringWi
 
 log = logging.getLogger(__name__)
 
-AGAIN_MS = 1_000  # After a decision that could not be stored, or a carrier that can't be read now.
+AGAIN_MS = 1_000  # After a decision that could not be stored, or while nothing may be decided.
 MAKE_TRIES = 3  # A schedule that is made and deleted again and again by others.
 
 
@@ -90,6 +91,8 @@ class Carriers:
         self._worker = site.worker
         self._running = False  # Whether a decision is under way, or about to begin.
         self._again = site.alarms.alarm(self.come)
+        self._aside: set[int] = set()  # Carriers that can't be read now, by their sequences.
+        self._take_up = site.alarms.alarm(self._try_again)
 
     # What is due.
 
@@ -102,13 +105,14 @@ class Carriers:
     def _decide(self, done: Done[None]) -> None:
         done.result()
         self._running = False
-        parts = self.due()
-        if not any(map(len, parts)):
+        rows = join_rows([NO_ROWS, *self.due()])
+        if self._aside:
+            rows = rows.compress(~np.isin(rows["sequence"], [*self._aside]))
+        if not len(rows):
             return
         if self._fence.is_up or self._intake.closed or not self._clock.confirmed:
             self._again.after(AGAIN_MS)
             return
-        rows = join_rows(parts)
         # A row is filed in the hour of its due instant, or of its acceptance when that is later.
         asked = Asked(rows["sequence"].copy(), due_at_ms(rows), rows["hour"].astype(np.int64) * HOUR_MS)
         wanted_at_ms = np.full(len(rows), self._clock.now_ms(), np.int64)
@@ -129,11 +133,17 @@ class Carriers:
         if isinstance(told, DelaydError):
             log.warning("schedules_not_decided reason=%r", told.message)
             self._again.after(AGAIN_MS)
-        elif (told["answer"] == RescheduleAnswer.MOVED).all():
+        else:
+            stayed = told["sequence"].compress(told["answer"] != RescheduleAnswer.MOVED)
+            if len(stayed):
+                self._aside.update(stayed.tolist())
+                self._take_up.after(DAMAGED_AGAIN_MS)
             # Others may have fallen due meanwhile.
             self.come()
-        else:
-            self._again.after(AGAIN_MS)
+
+    def _try_again(self) -> None:
+        self._aside.clear()
+        self.come()
 
     # What callers ask.
 
