@@ -21,8 +21,8 @@ from rich.console import Console
 
 from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
+from delayd.machine.histogram import LOWER_BOUNDS
 from delayd.reading.books import AuditReport, audit_directory
-from delayd.reading.findings import LOWER_BOUNDS_MS
 from delayd.reading.report.page import audit_page
 
 SUBJECT = "demo.orders"
@@ -190,7 +190,7 @@ def histogram(counts: "np.typing.NDArray[np.int64]") -> None:
     console.print("[bold]Lateness[/] (handed over, after due)")
     low = 0
     for high in (*STEPS_MS, 1 << 41):
-        count = int(counts[(low <= LOWER_BOUNDS_MS) & (high > LOWER_BOUNDS_MS)].sum())
+        count = int(counts[(low <= LOWER_BOUNDS) & (high > LOWER_BOUNDS)].sum())
         if count:
             bar = "█" * max(1, round(BAR_WIDTH * count / max(1, int(counts.sum()))))
             upper = f"< {high:,} ms" if high <= STEPS_MS[-1] else f">= {low:,} ms"

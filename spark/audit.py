@@ -22,6 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from delayd.errors import BadArgument, DelaydError, error_by_code
 from delayd.hours import hour_from_name, hour_name
 from delayd.machine.disk import RealDisk
+from delayd.machine.histogram import NO_COUNTS
 from delayd.reading.archive.archive_audit import ArchivedResult, HourFiles, audit_archived
 from delayd.reading.archive.store import open_store
 from delayd.reading.arrow import TIMESTAMP
@@ -33,7 +34,6 @@ from delayd.reading.files.stored_groups import LogMoved, until_still
 from delayd.reading.files.target_index import PIECE_BYTES, Chunk, LogPiece, Scan, scan_piece, split_piece
 from delayd.reading.findings import (
     COUNTS,
-    NO_COUNTS,
     Cause,
     CausedFindings,
     Finding,

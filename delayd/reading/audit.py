@@ -21,6 +21,7 @@ from delayd.batch.names import RETRY_PREFIX
 from delayd.batch.sequences import are_filed
 from delayd.hours import hour_start_ms
 from delayd.log.hour import NO_ENDED, EndedRows, OutcomeRows, Skipped
+from delayd.machine.histogram import count_values
 from delayd.outcome import LIVE_ON, Outcome, Proof, Reason
 from delayd.reading.explanations import Explanation, explain
 from delayd.reading.files.directory import Role
@@ -34,7 +35,6 @@ from delayd.reading.findings import (
     Findings,
     HourSummary,
     ServerRows,
-    count_ms,
     join_findings,
     join_parts,
 )
@@ -349,8 +349,8 @@ class _Comparison:
             **{name: int(mask.sum()) for name, mask in states.items()},
             **{kind.name.lower(): rows_of_kind[kind] for kind in FindingKind},
             past_due=int(past_due.sum()),
-            lateness=count_ms(on_time),
-            past_due_lateness=count_ms(lateness_ms[past_due]),
+            lateness=count_values(on_time),
+            past_due_lateness=count_values(lateness_ms[past_due]),
             late_ms_max=int(on_time.max(initial=0)),
             subjects=subjects,
             elsewhere=tuple(self._elsewhere()),

@@ -2,10 +2,9 @@
 
 Invariants. A finding is a row of numbers until somebody reads it; its sentence is made then, so that an hour with a
 million findings costs arrays only. ``scheduled == dispatched + dead + cancelled + expired + in_doubt + pending +
-undecided + waiting + missing``. Lateness is counted on a logarithmic scale, in 16 steps an octave, exact below 23 ms:
-histograms merge by adding their counts, and a quantile is off by half a step at most, 2.3 %. An acceptance is a file
-that is whole or not there, and is never changed (docs/formats/acceptance.md, version 1): it is read without a lock, and
-of two that are written at once both are kept.
+undecided + waiting + missing``. Lateness is counted by the steps of `delayd.machine.histogram`, so hours are summed by
+adding their counts. An acceptance is a file that is whole or not there, and is never changed
+(docs/formats/acceptance.md, version 1): it is read without a lock, and of two that are written at once both are kept.
 """
 
 import hashlib
@@ -24,10 +23,10 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch.columns import Int64s
 from delayd.errors import BadArgument, DamagedData, DataError, NewerFormat
 from delayd.hours import INSTANT_MS_MAX, hour_from_name, hour_name
 from delayd.machine.disk import FILE_MODE, Disk, RealDisk, create_whole, open_named
+from delayd.machine.histogram import NO_COUNTS, quantile_of
 from delayd.outcome import Outcome
 from delayd.reading.explanations import STEPS, Explanation
 from delayd.reading.files.directory import Directory, Role
@@ -49,8 +48,6 @@ FINDING = np.dtype(
 )
 HEAD = struct.Struct("<QII")  # log_id, hour, rows.
 ORDER = ("sequence", "kind", "cause", "deliver_at_ms", "value", "other", "subject")
-STEPS_PER_OCTAVE = 16
-MS_MAX = 1 << 41  # 70 years; larger values are counted in the last step.
 QUANTILES = (0.5, 0.99, 0.999)
 EXAMPLES = 3  # Of findings with one cause.
 FOLDER = "acceptances"  # In a delay server's folder.
@@ -308,38 +305,6 @@ def join_findings(parts: Sequence[Findings]) -> Findings:
     return Findings(parts[0].log_id, parts[0].hour, joined, tuple(subjects), parts[0].explanations)
 
 
-def _lower_bounds() -> Int64s:
-    steps = np.arange(STEPS_PER_OCTAVE * (MS_MAX.bit_length() - 1) + 1)
-    return np.concatenate(([0], np.unique(np.ceil(np.exp2(steps / STEPS_PER_OCTAVE)).astype(np.int64))))
-
-
-LOWER_BOUNDS_MS = _lower_bounds()
-BUCKETS = len(LOWER_BOUNDS_MS)
-# What an hour without a lateness has. It is one array for all of them: 100,000 hours would take 500 MB.
-NO_COUNTS = np.zeros(BUCKETS, np.int64)
-NO_COUNTS.flags.writeable = False
-
-
-def count_ms(values_ms: Int64s) -> NDArray[np.int64]:
-    """Count values by step: int64[BUCKETS]; negative values, from a clock that is behind, count as 0."""
-    if not len(values_ms):
-        return NO_COUNTS
-    steps = np.searchsorted(LOWER_BOUNDS_MS, values_ms, side="right") - 1
-    return np.bincount(np.maximum(steps, 0), minlength=BUCKETS).astype(np.int64)
-
-
-def quantile_ms(counts: NDArray[np.int64], quantile: float) -> int | None:
-    """The middle of the step in which the value of that rank lies; None when nothing was counted."""
-    total = int(counts.sum())
-    if not total:
-        return None
-    rank = max(1, int(np.ceil(quantile * total)))
-    step = int(np.searchsorted(np.cumsum(counts), rank))
-    lower = int(LOWER_BOUNDS_MS[step])
-    upper = int(LOWER_BOUNDS_MS[step + 1]) - 1 if step + 1 < BUCKETS else lower
-    return (lower + upper) // 2
-
-
 class ServerRows(NamedTuple):
     """Rows of an hour of which the directory of another server, a ``role`` and its ``log_id``, would say more."""
 
@@ -403,7 +368,7 @@ class HourSummary:
 
     def late_ms(self, quantile: float) -> int | None:
         """Lateness at a quantile, such as 0.99; None when nothing was dispatched."""
-        found = quantile_ms(self.lateness, quantile)
+        found = quantile_of(self.lateness, quantile)
         return None if found is None else min(found, self.late_ms_max)
 
     def __eq__(self, other: object) -> bool:

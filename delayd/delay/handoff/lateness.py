@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from delayd.batch.columns import Int64s
 from delayd.machine.clock import Clock
-from delayd.reading.findings import BUCKETS, count_ms, quantile_ms
+from delayd.machine.histogram import BUCKETS, count_values, quantile_of
 
 SECONDS = 10
 NOTED_MAX = 64  # Frames that are counted together; each has at most some thousands of rows, 8 bytes each.
@@ -34,7 +34,7 @@ class LateSecond:
         self.ms_max = 0
 
     def add(self, late_ms: Int64s) -> None:
-        self.counts += count_ms(late_ms)
+        self.counts += count_values(late_ms)
         self.ms_max = max(self.ms_max, int(late_ms.max()))
 
 
@@ -81,7 +81,7 @@ def figures(all_targets: Iterable[Lateness]) -> dict[str, int]:
     """The figures of a server for STATUS; there are no others than the number of messages when it is 0."""
     seconds = [second for lateness in all_targets for second in lateness.last()]
     counts = sum((second.counts for second in seconds), np.zeros(BUCKETS, np.int64))
-    p50, p99 = quantile_ms(counts, 0.5), quantile_ms(counts, 0.99)
+    p50, p99 = quantile_of(counts, 0.5), quantile_of(counts, 0.99)
     found = {"taken_rows_10s": int(counts.sum())}
     if p50 is None or p99 is None:
         return found

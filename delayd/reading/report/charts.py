@@ -13,7 +13,8 @@ import numpy as np
 from markupsafe import Markup
 
 from delayd.hours import HOUR_MS, duration_text, hour_start_ms, instant_text
-from delayd.reading.findings import LOWER_BOUNDS_MS, QUANTILES, HourSummary, sum_up
+from delayd.machine.histogram import LOWER_BOUNDS
+from delayd.reading.findings import QUANTILES, HourSummary, sum_up
 from delayd.reading.subject_figures import CLASSES, PARTS
 
 LEFT, RIGHT = 118, 12  # Beside the plot of a chart; in pixels of a wide screen.
@@ -26,7 +27,7 @@ TICK_GAP, TICK_ROW = 28, 12  # Between the middles of two labels of lateness, be
 LABEL_GAP = 84  # Between the beginnings of two labels below a chart.
 TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000, 864_000_000)
 # Where bars begin, as places in the histogram: a millisecond each at first, then a quarter of an octave.
-BARS = (*range(8), *range(8, len(LOWER_BOUNDS_MS), 4))
+BARS = (*range(8), *range(8, len(LOWER_BOUNDS), 4))
 HEAT_ROWS = (*CLASSES, *PARTS, "faults", "late")
 _BAD = frozenset({"missing", "faults"})
 _ODD = frozenset({"dead", "in_doubt", "waiting", "late"})
@@ -255,7 +256,7 @@ def _svg_shape(shape: Shape) -> Markup:
 
 def _bars(total: HourSummary) -> Iterator[tuple[int, int, int]]:
     """Lower bound, upper bound and count of each bar that has a message."""
-    bounds = [*LOWER_BOUNDS_MS[list(BARS)].tolist(), 2 * int(LOWER_BOUNDS_MS[-1])]
+    bounds = [*LOWER_BOUNDS[list(BARS)].tolist(), 2 * int(LOWER_BOUNDS[-1])]
     counts = np.add.reduceat(total.lateness, BARS).tolist()
     for (lower, upper), count in zip(pairwise(bounds), counts, strict=True):
         if count:

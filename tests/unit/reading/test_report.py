@@ -16,6 +16,7 @@ from matplotlib.collections import Collection, PolyCollection
 
 from delayd.hours import hour_name
 from delayd.log.hour import NO_SEAL, Seal, SealFacts
+from delayd.machine.histogram import count_values
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.consumption import GroupBooks
 from delayd.reading.explanations import CLAIMED_LATE, Explanation
@@ -29,7 +30,6 @@ from delayd.reading.findings import (
     HourSummary,
     JudgedAcceptance,
     StoredAcceptance,
-    count_ms,
     sum_up,
 )
 from delayd.reading.report.charts import (
@@ -271,7 +271,7 @@ def _large() -> AuditReport:
             lost=40,
             late=75,
             late_ms_max=90_000 + at,
-            lateness=count_ms(np.arange(800) * 3),
+            lateness=count_values(np.arange(800) * 3),
         )
         for at in range(8_760)
     ]

@@ -1,0 +1,108 @@
+"""Histogram: how many values of a kind there were, on a logarithmic scale.
+
+The scale has 16 steps an octave and is exact below 23: histograms merge by adding their counts, and a quantile is off
+by half a step at most, 2.3 %. Its steps begin at each power of two, so how many values were below a power of two is
+exact too. The audit counts lateness so, and the metrics of servers count milliseconds and microseconds.
+
+Invariant: nothing is counted where a value occurs. It is noted, as one array for all messages of a batch, and counted
+many at a time, or when somebody asks.
+
+An example, in ms. A batch of messages due at 5,000 and 5,003 becomes durable at 5,009: ``late(due, 5009)`` notes the
+array and the instant. When `counted` is asked, 9 and 6 ms are in it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+
+STEPS_PER_OCTAVE = 16
+VALUE_MAX = 1 << 41  # 70 years in ms; larger values are counted in the last step.
+NOTED_ROWS_MAX = 65_536  # Values that are counted together: 0.5 MiB.
+NOTED_MAX = 256  # Arrays that are counted together: each costs the loop a microsecond.
+
+
+def _lower_bounds() -> Int64s:
+    steps = np.arange(STEPS_PER_OCTAVE * (VALUE_MAX.bit_length() - 1) + 1)
+    return np.concatenate(([0], np.unique(np.ceil(np.exp2(steps / STEPS_PER_OCTAVE)).astype(np.int64))))
+
+
+LOWER_BOUNDS = _lower_bounds()
+BUCKETS = len(LOWER_BOUNDS)
+# What has no value. It is one array for all: 100,000 hours of an audit would take 500 MB.
+NO_COUNTS = np.zeros(BUCKETS, np.int64)
+NO_COUNTS.flags.writeable = False
+
+
+def count_values(values: Int64s) -> NDArray[np.int64]:
+    """Count values by step: int64[BUCKETS]; negative values, from a clock that is behind, count as 0."""
+    if not len(values):
+        return NO_COUNTS
+    steps = np.searchsorted(LOWER_BOUNDS, values, side="right") - 1
+    return np.bincount(np.maximum(steps, 0), minlength=BUCKETS).astype(np.int64)
+
+
+def quantile_of(counts: NDArray[np.int64], quantile: float) -> int | None:
+    """The middle of the step in which the value of that rank lies; None when nothing was counted."""
+    total = int(counts.sum())
+    if not total:
+        return None
+    rank = max(1, int(np.ceil(quantile * total)))
+    step = int(np.searchsorted(np.cumsum(counts), rank))
+    lower = int(LOWER_BOUNDS[step])
+    upper = int(LOWER_BOUNDS[step + 1]) - 1 if step + 1 < BUCKETS else lower
+    return (lower + upper) // 2
+
+
+class Counted(NamedTuple):
+    """All values since the start: how many of each step, int64[BUCKETS], and their sum."""
+
+    counts: NDArray[np.int64]
+    total: int
+
+
+class Histogram:
+    """The values of one kind since the start; belongs to the loop."""
+
+    __slots__ = ("_counts", "_late", "_rows", "_total", "_values")
+
+    def __init__(self) -> None:
+        self._counts: NDArray[np.int64] = np.zeros(BUCKETS, np.int64)
+        self._total = 0
+        self._values: list[int] = []
+        self._late: list[tuple[Int64s, int]] = []
+        self._rows = 0  # Values in `_late`.
+
+    def add(self, value: int) -> None:
+        """Note one value."""
+        self._values.append(value)
+        if len(self._values) >= NOTED_MAX:
+            self._count()
+
+    def late(self, due: Int64s, at: int) -> None:
+        """Note how long after each of these instants ``at`` is; the array must not change any more, and is kept for a
+        while.
+        """
+        self._late.append((due, at))
+        self._rows += len(due)
+        if self._rows >= NOTED_ROWS_MAX or len(self._late) >= NOTED_MAX:
+            self._count()
+
+    def counted(self) -> Counted:
+        """All values so far; the array is the caller's."""
+        self._count()
+        return Counted(self._counts.copy(), self._total)
+
+    def _count(self) -> None:
+        parts = [at - due for due, at in self._late]
+        if self._values:
+            parts.append(np.array(self._values, np.int64))
+        self._late, self._values, self._rows = [], [], 0
+        if parts:
+            values = np.maximum(parts[0] if len(parts) == 1 else np.concatenate(parts), 0)
+            self._counts += count_values(values)
+            self._total += int(values.sum())
