@@ -301,7 +301,7 @@ BACKLOG = {
 }
 # A realtime server counts these anew when it starts, and a delay server what expired.
 SINCE_START = {
-    "delay": (("expired_rows", "expired"),),
+    "delay": (("ended_expired", "expired"),),
     "realtime": (("messages", "taken"), ("pulled", "pulled"), ("acked", "acknowledged")),
 }
 ALWAYS = frozenset(

@@ -39,6 +39,7 @@ class Part(NamedTuple):
     rows: int
     attempt: int
     batch: Buffer
+    due: bytes = b""  # When each message was due, i64 each.
     passed: str = ""  # Why they go to nobody, as the counters call it; their batch is empty.
 
 
@@ -137,7 +138,7 @@ class Parts:
                 if group.begins_at_ms or ColumnId.EXPIRES_AT_MS in batch.offsets or group.filter is not OPEN:
                     passed, available = self._alike(group, batch, run.row, min(available, max(messages, LOOKED_AHEAD)))
                     if passed:
-                        hole = Part(first, available, offer.attempt, b"", passed)
+                        hole = Part(first, available, offer.attempt, b"", passed=passed)
                         if not parts:
                             raise NotWanted(hole)
                         parts.append(hole)
@@ -152,7 +153,8 @@ class Parts:
                         return
                     rows = max(1, fitting)
                     buffer = batch.buffer if rows == batch.count else _cut_out(batch, run.row, rows, group.subject.name)
-                parts.append(Part(first, rows, offer.attempt, buffer))
+                due = batch.due_bytes(run.row, rows)
+                parts.append(Part(first, rows, offer.attempt, buffer, due))
                 first, left, messages = first + rows, left - rows, messages - rows
                 size_bytes -= len(buffer)
 

@@ -20,6 +20,7 @@ from delayd.machine.alarms import NEVER_MS, Alarms
 from delayd.machine.clock import JudgedClock
 from delayd.machine.disk import Disk
 from delayd.machine.executor import Executor
+from delayd.machine.histogram import Histogram
 from delayd.machine.identity import Site
 from delayd.machine.operating import CLOCK_UNCONFIRMED, Fence, Wait, WaitKind
 from delayd.machine.state import State
@@ -137,6 +138,7 @@ class Core:
         self.cluster_id: Callable[[], int] = lambda: 0  # The shell learns it from meta.
         self.log_id, self.epoch, self.started_at_ms = identity.log_id, identity.epoch, clock.now_ms()
         self.counters = dict.fromkeys(("frames", "batches", "messages"), 0)
+        self.durable = Histogram()  # How late each message was when it became durable here, in ms.
         self.fence = Fence("realtime", identity.log_id)
         self._index, self._stored, self._origins = recovered.index, recovered.stored, recovered.origins
         self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
@@ -343,8 +345,11 @@ class Core:
             note.durable()
         for greeting in commit.greetings:
             self._delay_servers.welcome(greeting, commit.end)
+        now_ms = self._clock.now_ms()
         for landed in commit.landed:
             frame = landed.frame
+            for batch in frame.batches:
+                self.durable.late(batch.due_bytes(0, batch.count), now_ms)
             rows = [[part.batch_id, offset] for part, offset in zip(frame.parts, landed.offsets, strict=True)]
             self.counters["frames"] += 1
             self.counters["batches"] += len(rows)

@@ -33,6 +33,7 @@ from delayd.batch.columns import Buffer
 from delayd.errors import DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
 from delayd.log.pull import GroupDecision, PullEntry, PullOp
 from delayd.machine.alarms import NEVER_MS, Alarms, DueHeap
+from delayd.machine.histogram import Histogram
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import StaleRow
 
@@ -87,6 +88,7 @@ class Pulls:
         self.next_pull = 0
         counted = ("pulled", "acked", "nacked", "returned", "lapsed", "redelivered", "extended", *PASSED[1:])
         self.counters = dict.fromkeys(counted, 0)
+        self.delivered = Histogram()  # How late each message was when a consumer first got it, in ms.
         self.quarantine = UnreadableMessages(stored, alarms)
         self.quarantine.on_released = self._released
         self.log_id = log_id
@@ -558,6 +560,8 @@ class Pulls:
                 if not part.passed:
                     rows.append([answered_first, part.consume_first, part.rows, part.attempt])
                     batches.append(part.batch)
+                    if part.attempt == 1:
+                        self.delivered.late(part.due, now_ms)
                 self.counters[part.passed or "pulled"] += part.rows
                 answered_first += part.rows
             self._give(plan, rows, batches, now_ms)

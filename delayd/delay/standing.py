@@ -15,8 +15,11 @@ nothing new until an operator takes it back.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+
+import numpy as np
 
 from delayd.delay.handoff import lateness
 from delayd.delay.parts import Asked, Handoff, Logs, Memory, Upkeep
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 
 WAITS_FOR_CLOCK = "the clock of the delay server is not confirmed; see `delayd clock`"
 RETRY_AFTER_MS = 1_000  # The hint to an operator who asks whether a server may leave while it holds something.
+MINUTE_MS = 60_000
+DAY_HOURS = 23  # Behind the hour that counts as near.
 OnRetired = Callable[[str | DelaydError], None]
 
 
@@ -71,7 +76,9 @@ class Standing:
             "quarantined": len(self._memory.quarantine),
             "dead_rows": sum([end.dead for _, end in self._logs.outcomes.counted()]),
             **self._letters(),
-            "expired_rows": self._logs.outcomes.expired,
+            **{f"ended_{ending}": rows for ending, rows in self._logs.outcomes.ended().items()},
+            **self._horizons(),
+            "oldest_overdue_ms": self._oldest_overdue_ms(),
             "subjects": self._memory.hours.subjects.known,
             "subjects_bytes": self._memory.hours.subjects.held_bytes,
             "producers": len(self._logs.producers),
@@ -96,6 +103,54 @@ class Standing:
         sealed = set(memory.hours.filed.sealed())
         ended = sum([end.rows for hour, end in self._logs.outcomes.counted() if hour not in sealed])
         return memory.filed.count(SEALED, 0) + len(memory.hours.pending) - ended
+
+    def _horizons(self) -> dict[str, int]:
+        """How many pending messages are due when, each counted once, and until when the furthest is due.
+
+        An example: it is 10:20. Messages that are due by 10:21 count as ``pending_minute``, by half-second slots of the
+        wheel. All other messages count by the hour in which they are filed: those of 10:00 and 11:00 as
+        ``pending_hour``, those until 10:00 tomorrow as ``pending_day``, later ones as ``pending_further``. Messages that
+        have left the wheel and have no outcome yet are ``pending_overdue``.
+        """
+        memory, now_ms = self._memory, self._site.clock.now_ms()
+        hours = self._pending_by_hour()
+        wheel, last_near = memory.hours.wheel, hour_of_ms(now_ms) + 1
+        later = sum([rows for hour, rows in hours.items() if hour > last_near])
+        day = sum([rows for hour, rows in hours.items() if last_near < hour <= last_near + DAY_HOURS])
+        near = sum(hours.values()) - later
+        unloaded = sum([rows for hour, rows in hours.items() if memory.hours.loaded_until < hour <= last_near])
+        minute = wheel.count_until(now_ms + MINUTE_MS)
+        waits = sum([wheel.len_of(hour) for hour in wheel.hours() if hour <= last_near]) + unloaded
+        furthest = max((hour for hour, rows in hours.items() if rows > 0), default=None)
+        return {
+            "pending_overdue": max(0, near - waits),
+            "pending_minute": minute,
+            "pending_hour": max(0, min(near, waits) - minute),
+            "pending_day": day,
+            "pending_further": later - day,
+            "furthest_due_ms": 0 if furthest is None else hour_start_ms(furthest + 1),
+        }
+
+    def _pending_by_hour(self) -> Counter[int]:
+        """How many messages of each unsealed hour have no outcome, filed or not."""
+        memory = self._memory
+        hours = Counter(memory.hours.pending.count_by_hour())
+        for table in (memory.filed.hours.rows, memory.filed.beside.rows):
+            unsealed = table[table["flags"] & np.uint64(SEALED) == 0]
+            hours.update(dict(zip(unsealed["hour"].tolist(), unsealed["rows"].tolist(), strict=True)))
+        sealed = set(memory.hours.filed.sealed())
+        for hour, end in self._logs.outcomes.counted():
+            if hour not in sealed:
+                hours[hour] -= end.rows
+        return hours
+
+    def _oldest_overdue_ms(self) -> int:
+        """For how long the message has been due that has waited longest, and has no durable outcome; 0: none has."""
+        lowest = [_lowest_ms(link.sender.parts()) for link in self._dispatcher.links.values()]
+        lowest += [_lowest_ms(self._dispatcher.unrouted()), _lowest_ms(self._memory.held.waiting())]
+        lowest.append(self._memory.hours.wheel.next_due_ms(0))
+        now_ms = self._site.clock.now_ms()
+        return max(0, now_ms - min((each for each in lowest if each is not None), default=now_ms))
 
     def waits(self) -> Iterator[Wait]:
         """List the states that only an operator can end."""

@@ -31,8 +31,9 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from delayd.errors import DataError, DiskFull, ServerStopped, Shortage
-from delayd.machine.clock import Clock
+from delayd.machine.clock import Clock, stopwatch_ns
 from delayd.machine.executor import Done, Executor
+from delayd.machine.histogram import Histogram
 
 G = TypeVar("G")
 W = TypeVar("W")
@@ -60,6 +61,9 @@ class Committer(ABC, Generic[G, W]):
         self._full = False  # Whether the last try found no space.
         self._untold: deque[tuple[G, W]] = deque()
         self._telling = False
+        # How long each group took, in ns, from when the thread was given it until the loop heard of its fsync.
+        self.took = Histogram()
+        self._given_ns = 0
 
     @abstractmethod
     def _close(self) -> G | None:
@@ -105,6 +109,7 @@ class Committer(ABC, Generic[G, W]):
             self._busy = False
             return
         write, sync = self._jobs(group)
+        self._given_ns = stopwatch_ns()
         if sync is None:
             self._executor.submit(write, partial(self._finished, group))
         else:
@@ -149,6 +154,7 @@ class Committer(ABC, Generic[G, W]):
         except (ServerStopped, OSError, DataError) as error:
             self._fail(error)
             return
+        self.took.add(stopwatch_ns() - self._given_ns)
         self._note(group, written)
         self._busy = self._full = False
         self._under_way = None

@@ -34,6 +34,8 @@ BOOT_MARK_DIGITS = 16
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 _NS_PER_MS = 1_000_000
+stopwatch_ns = time.monotonic_ns
+"""For measurements alone: nothing is decided by it, so it is no part of a `Clock`; its zero means nothing."""
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ what only the files beside it have, and removes these.
 import errno
 import logging
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,10 +45,15 @@ from delayd.machine.alarms import FULL_AGAIN_MS
 from delayd.machine.disk import Disk, list_named
 from delayd.machine.executor import Done
 from delayd.machine.identity import Site
-from delayd.outcome import Outcome
+from delayd.outcome import Outcome, Proof, Reason, reason_name
 
 log = logging.getLogger(__name__)
 
+# What may become of a row: its outcome, and the reason of one that was cancelled.
+ENDINGS = (
+    *((outcome, 0) for outcome in Outcome if outcome.proof is not Proof.REASON),
+    *((Outcome.CANCELLED, reason) for reason in Reason),
+)
 OUTCOMES_BESIDE = re.compile(r"([0-9]{10})(?:\.([0-9]+))?\.log")
 
 
@@ -109,7 +114,8 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         # By hour, what `ends` does not count: logs that were sealed or damaged before this life, and what stands beside
         # damaged ones. Only figures are made of it.
         self.apart = apart
-        self.expired = 0  # Rows whose outcome EXPIRED this life has made durable.
+        # The rows whose outcome this life has made durable, by outcome and reason.
+        self._ended = Counter(dict.fromkeys(ENDINGS, 0))
         self.blocked = ""  # Why some outcomes can't be written: nothing more is sent until they can (rule L8).
         # Called with the rows of each flush whose outcomes are durable, in several arrays.
         self.on_ended: Callable[[list[NDArray[np.uint64]]], None] = lambda sequences: None
@@ -141,6 +147,13 @@ class OutcomeLog(Committer[_Flush, Flushed]):
     def idle(self) -> bool:
         """Whether every recorded outcome is durable."""
         return super().idle and not self._waiting
+
+    def ended(self) -> dict[str, int]:
+        """The rows whose outcome this life has made durable, by what became of them, such as ``moved``."""
+        return {
+            reason_name(reason) if outcome.proof is Proof.REASON else outcome.word: rows
+            for (outcome, reason), rows in self._ended.items()
+        }
 
     def record(self, hour: int, part: NewPart, on_durable: Callable[[], object]) -> None:
         """Take an outcome; it is written with the next flush."""
@@ -325,9 +338,8 @@ class OutcomeLog(Committer[_Flush, Flushed]):
         for hour, part, _ in flushed:
             count = len(part.sequences)
             counts[hour] = counts.get(hour, 0) + count
-            if part.outcome is Outcome.EXPIRED:
-                self.expired += count
-            elif part.outcome is Outcome.DEAD:
+            self._ended[part.outcome, part.reason] += count
+            if part.outcome is Outcome.DEAD:
                 dead_counts[hour] = dead_counts.get(hour, 0) + count
         for hour, count in counts.items():
             is_aside = hour in self._quarantined

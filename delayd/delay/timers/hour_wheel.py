@@ -210,6 +210,17 @@ class HourWheel:
             due_ms = decode_due(due_ms)
         return None if due_ms == NEVER else self.start_ms + due_ms
 
+    def count_until(self, until_ms: int) -> int:
+        """How many rows are due before an instant, to half a second: whole slots count, without a look at their
+        rows.
+        """
+        slot = min(max(-(-(until_ms - self.start_ms) // SLOT_MS), 0), SLOTS)
+        if slot <= self._opened:
+            return len(self._ready) if slot else 0
+        in_runs = sum([int(run.bounds[slot] - run.bounds[self._opened]) for run in self._runs])
+        in_tail = int(np.count_nonzero(self._tail_slots[: self._tail_count] < np.uint16(slot)))
+        return len(self._ready) + in_runs + in_tail
+
     def lowest_location(self) -> int | None:
         """Lowest location of any row held, exactly; None when no row refers to the message log."""
         locations = [int(run.lowest_location[self._opened]) for run in self._runs]

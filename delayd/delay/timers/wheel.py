@@ -142,6 +142,10 @@ class Wheel:
                 earliest = instant
         return None if earliest is None else max(now_ms, earliest)
 
+    def count_until(self, until_ms: int) -> int:
+        """How many rows are due before an instant, to half a second; some microseconds an hour."""
+        return sum([wheel.count_until(until_ms) for wheel in self._hours.values()])
+
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset of a batch that a held row refers to (rule P6); None when no row refers to one.
 

@@ -129,7 +129,7 @@ class LongLife:
         expected: dict[str, object] = {
             "pending": len(pending) + len(self.unknown & model.ended.keys() - model.readable),
             "dead_rows": model.count(Outcome.DEAD),
-            "expired_rows": model.count(Outcome.EXPIRED) - model.expired_before,
+            "ended_expired": model.count(Outcome.EXPIRED) - model.expired_before,
             "owed_rows": 0,
             "leaving_rows": 0,
             "accepted_rows": len(model.rows(world)),
