@@ -48,6 +48,8 @@ _TEXTS = {
     "data": "directory of all servers of this machine; each has a folder of its own in it",
     "host": "address to listen on; the default lets no other machine in",
     "port": "port to listen on; 0 takes a free one, which the ready line names",
+    "admin_host": "address of the port below",
+    "admin_port": "HTTP port of /metrics, /healthz and /readyz; 0 takes a free one, which the log names, -1 is none",
     "meta": "address of the meta server",
     "advertise_host": "name or address under which clients and other servers reach it",
     "secret_file": "file with the cluster's secret, mode 600; on another machine than meta's, a copy of meta's file",
@@ -105,6 +107,8 @@ _METAVARS = {
     "host": "HOST",
     "advertise_host": "HOST",
     "port": "PORT",
+    "admin_host": "HOST",
+    "admin_port": "PORT",
     "meta": "HOST:PORT",
 }
 _DEFAULTS = {
@@ -215,12 +219,13 @@ class TlsFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to start the servers; ``ports`` has the ports that the user asked for, by role."""
+    """How to start the servers; ``ports`` and ``admin_ports`` have the ports that the user asked for, by role."""
 
     command: Sequence[str]
     options: Sequence[str]
     registering: Sequence[str]  # Further options for servers that register with meta.
     ports: dict[str, int]
+    admin_ports: dict[str, int]
     folders: Sequence[str]  # Where the data is; shown to the user.
     tls: TlsFiles
     gateway: bool
@@ -271,6 +276,8 @@ class Supervisor:
         wanted = self._plan.ports.get(role) if port is None else port
         if wanted is not None:
             command += ["--port", str(wanted)]
+        if role in self._plan.admin_ports:
+            command += ["--admin-port", str(self._plan.admin_ports[role])]
         meta = self._children[FIRST].ready
         if role == GATEWAY:
             ca = self._plan.tls.tls_ca
@@ -445,6 +452,12 @@ LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
     metavar="PORT",
     help="Port of meta; delay, realtime and the gateway take the next three; 0 takes free ones.  [default: 7400]",
 )
+@click.option(
+    "--admin-port",
+    type=click.IntRange(0, PORT_MAX - len(ROLES) + 1),
+    metavar="PORT",
+    help="Port of meta's metrics; delay takes the next, realtime the one after; 0 takes free ones.  [default: none]",
+)
 @click.option("--host", metavar="HOST", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option(
     "--advertise-host",
@@ -459,6 +472,7 @@ def up(
     programs: Programs,
     data: str | None,
     port: int | None,
+    admin_port: int | None,
     host: str | None,
     advertise_host: str | None,
     config: str | None,
@@ -482,7 +496,7 @@ def up(
     3 a server stopped itself on damage or a failed fsync, 130 stopped at once by a second signal.
 
     $ delayd up
-    $ delayd up --data /var/lib/delayd --config /etc/delayd.toml
+    $ delayd up --data /var/lib/delayd --config /etc/delayd.toml --admin-port 7410
     $ delayd up --data /var/lib/delayd --host 0.0.0.0 --advertise-host node-1.internal
     """
     common = {"data": data, "host": host, **tls._asdict()}
@@ -490,8 +504,6 @@ def up(
     options = [
         word for name, value in given.items() if value is not None for word in (f"--{name.replace('_', '-')}", value)
     ]
-    order = (*ROLES, GATEWAY)
-    ports = {} if port is None else {role: port + index if port else 0 for index, role in enumerate(order)}
     registering = [] if advertise_host is None else ["--advertise-host", advertise_host]
     folders = _folders(config, common, advertise_host)
     missing = programs.gateway_lacks() if gateway else None
@@ -501,13 +513,19 @@ def up(
         programs.command,
         options,
         registering,
-        ports,
+        _by_role(port, (*ROLES, GATEWAY)),
+        _by_role(admin_port, ROLES),
         folders,
         tls,
         gateway=gateway and missing is None,
         secret_folder=os.path.abspath(load_config(FIRST, config, _set(common)).data),
     )
     return asyncio.run(_run(plan))
+
+
+def _by_role(port: int | None, roles: Sequence[str]) -> dict[str, int]:
+    """Neighbouring ports, or free ones."""
+    return {} if port is None else {role: port + index if port else 0 for index, role in enumerate(roles)}
 
 
 def _folders(config: str | None, given: Mapping[str, str | None], advertise_host: str | None) -> list[str]:

@@ -42,6 +42,7 @@ GATEWAY_PORT = META_PORT + 3
 # The wildcard as the resolver reads it too: one number or four parts, in any base.
 _ZERO = re.compile(r"(0x)?0+(\.(0x)?0+){0,3}", re.IGNORECASE)
 
+NO_PORT = -1
 MIB = 1 << 20
 GIB = 1 << 30
 BYTES_UNBOUNDED = 1 << 46  # 64 TiB, beyond any disk: a larger size is a slip of the unit.
@@ -69,6 +70,10 @@ class ServerConfig:
     data: str = DATA_DEFAULT  # The directory of all servers of this machine; each has a folder of its own in it.
     host: str = "127.0.0.1"  # Clients are not asked for a password, so other machines must be let in on purpose.
     port: int = _number(0, 0, PORT_MAX)  # 0 lets the system choose.
+    # Where it is measured (docs/metrics.md). There is no such port unless it is asked for: a fixed one would be taken
+    # already where two servers share a machine.
+    admin_host: str = "127.0.0.1"
+    admin_port: int = _number(NO_PORT, NO_PORT, PORT_MAX)
     # The file with the cluster's secret; empty means cluster.secret in `data`, which is created if it is missing.
     secret_file: str = ""
     # Files in PEM: the certificate of this server with its key; who may sign those of the servers that it connects to,
@@ -97,6 +102,11 @@ class ServerConfig:
     def listens(self) -> Endpoint:
         """Where it listens; the system chooses the port for port 0."""
         return Endpoint(_bare(self.host), self.port, self.access)
+
+    @property
+    def admin(self) -> Endpoint | None:
+        """Where it is measured; None: nowhere."""
+        return None if self.admin_port == NO_PORT else Endpoint(_bare(self.admin_host), self.admin_port)
 
     @property
     def folder(self) -> str:
@@ -387,7 +397,7 @@ def _check(role: str, setting: Field[Value], value: object) -> None:
         raise _bad(role, setting.name, "is empty; leave it out for its default")
     if setting.name == "meta" and isinstance(value, str):
         parse_address(value)
-    if setting.name in ("host", "advertise_host") and isinstance(value, str) and value:
+    if setting.name in ("host", "advertise_host", "admin_host") and isinstance(value, str) and value:
         fault = None if listens_everywhere(value) else host_fault(_bare(value))
         if fault is not None:
             raise _bad(role, setting.name, f"{value!r} is no host name or address, for {fault}; correct it")

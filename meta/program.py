@@ -13,5 +13,9 @@ from .server import MetaService
 def run(config: MetaConfig) -> int:
     """Serve until told to stop; returns the exit code of the process (see delayd.net.program)."""
     return run_program(
-        config.role, partial(MetaService, config), folder=config.folder, exit_with_stdin=config.exit_with_stdin
+        config.role,
+        partial(MetaService, config),
+        folder=config.folder,
+        exit_with_stdin=config.exit_with_stdin,
+        admin=config.admin,
     )

@@ -9,11 +9,11 @@ import asyncio
 import logging
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from delayd.address import Endpoint
 from delayd.config import MetaConfig, describe, listens_everywhere
-from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping
+from delayd.errors import BadArgument, BadRequest, DelaydError, RetryLater, Stopping
 from delayd.machine.disk import Lock
 from delayd.machine.identity import (
     LOCK,
@@ -32,6 +32,7 @@ from delayd.net.held_start import HeldServer
 from delayd.net.machine import REAL_MACHINE, Machine, WatchedState, check_role
 from delayd.net.server import Server
 from delayd.net.trust import Guard
+from delayd.wire.exposition import Family
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
     need_bool,
@@ -54,6 +55,7 @@ from delayd.wire.meta import (
     servers_head,
     slots_bytes,
 )
+from delayd.wire.metrics import Asked, families_of
 from delayd.wire.push import PushTarget
 from delayd.wire.requests import META_LIMITS, RequestType, not_served
 from delayd.wire.status import status_head
@@ -301,9 +303,26 @@ class MetaService:
         page = self._core.subjects(need_str(head, "prefix"), need_str(head, "after"), need_int(head, "limit", 1))
         connection.answer(frame.request_id, self._timed(page.to_head()))
 
+    # Measured.
+
+    def not_ready(self) -> str:
+        """See delayd.net.admin.Measured."""
+        return ""
+
+    def families(self) -> Iterator[Family]:
+        """See delayd.net.admin.Measured."""
+        yield from families_of([Asked("meta", f"{self._identity.log_id:016x}", self._told_status())])
+
+    def families_by_subject(self, pattern: str) -> Iterator[Family]:
+        """See delayd.net.admin.Measured."""
+        raise BadArgument("meta counts nothing by subject; ask a realtime server")
+
     def _status(self, connection: Connection, frame: Frame) -> None:
         if self._state is not None:
             self._state.look()
+        connection.answer(frame.request_id, self._told_status())
+
+    def _told_status(self) -> Head:
         counters = {
             "requests": self._requests,
             "connections": len(self._server.connections),
@@ -311,7 +330,7 @@ class MetaService:
             "routes": self._core.route_count,
             "transactions": self._core.transactions,
         }
-        head = status_head(
+        return status_head(
             role=self._config.role,
             log_id=self._identity.log_id,
             epoch=self._identity.epoch,
@@ -323,7 +342,6 @@ class MetaService:
             waits=self._core.waits(),
             own={**self._server.status(), "boot": self._clock.boot_mark},
         )
-        connection.answer(frame.request_id, head)
 
     def _told(self, head: Head) -> Head:
         return self._timed({**head, "cluster_id": self._cluster_id})

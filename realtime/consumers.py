@@ -600,12 +600,22 @@ def groups_head(groups: Iterable[Group], limit: int) -> Head:
 def aged_groups_head(index: Index, stored: StoredBatches, now_ms: int, groups: Iterable[Group], limit: int) -> Head:
     """The same, with the age of each group's oldest message that is not acknowledged."""
 
-    def info(group: Group) -> GroupInfo:
-        of_both = [_oldest_of_group_ms(index, stored, each) for each in _with_child(group)]
-        oldest_ms = min((each for each in of_both if each is not None), default=None)
-        return _group_info(group)._replace(oldest_ms_ago=None if oldest_ms is None else max(0, now_ms - oldest_ms))
+    infos = (aged_group(index, stored, now_ms, group) for group in groups)
+    return consuming.groups_head(infos, min(limit, AGED_MAX))
 
-    return consuming.groups_head(map(info, groups), min(limit, AGED_MAX))
+
+def aged_group(index: Index, stored: StoredBatches, now_ms: int, group: Group) -> GroupInfo:
+    """A group, with the age of its oldest message that is not acknowledged."""
+    of_both = [_oldest_of_group_ms(index, stored, each) for each in _with_child(group)]
+    oldest_ms = min((each for each in of_both if each is not None), default=None)
+    return _group_info(group)._replace(oldest_ms_ago=None if oldest_ms is None else max(0, now_ms - oldest_ms))
+
+
+def waiting_for(group: Group) -> int:
+    """How many messages of a group no consumer has; those that came again as well."""
+    came_again = 0 if group.child is None else group.child.subject.end - group.child.next
+    again = sum([_waiting(each, Stage.OFFERED) + _waiting(each, Stage.PAUSED) for each in _with_child(group)])
+    return group.subject.end - group.next + came_again + again
 
 
 def _oldest_of_group_ms(index: Index, stored: StoredBatches, group: Group) -> int | None:
@@ -626,14 +636,13 @@ def _oldest_of_group_ms(index: Index, stored: StoredBatches, group: Group) -> in
 def _group_info(group: Group) -> GroupInfo:
     """A group together with its child, whose messages all came back."""
     both = _with_child(group)
-    came_again = 0 if group.child is None else group.child.subject.end - group.child.next
     return GroupInfo(
         subject=group.subject.name,
         group=group.name,
         end=group.subject.end,
         next=group.next,
         outstanding=sum([each.outstanding for each in both]),
-        redelivering=came_again + sum([_waiting(each, Stage.OFFERED) + _waiting(each, Stage.PAUSED) for each in both]),
+        redelivering=waiting_for(group) - (group.subject.end - group.next),
         quarantined=sum([_waiting(each, Stage.UNREADABLE) for each in both]),
         oldest_unacked=group.oldest,
         group_id=group.group_id,

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from heapq import nlargest
 
 from delayd.config import RealtimeConfig
 from delayd.errors import DelaydError, ServerStopped, Stopping
@@ -24,15 +25,29 @@ from delayd.machine.histogram import Histogram
 from delayd.machine.identity import Site
 from delayd.machine.operating import CLOCK_UNCONFIRMED, Fence, Wait, WaitKind
 from delayd.machine.state import State
+from delayd.wire.exposition import Family
 from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.metrics import (
+    ALL_WAITING,
+    LATE_DELIVERED,
+    LATE_DURABLE,
+    TOP,
+    Asked,
+    families_of,
+    families_of_groups,
+    family_of_lateness,
+    family_of_logs,
+    matches,
+)
 from delayd.wire.requests import RequestType, not_served
 from delayd.wire.status import status_head
 
 from .checkpoint import Checkpointer, Snapshot, Snapshots
 from .commit import Commit, GroupCommit, PullCommit
-from .consumers import Consumers, Joins
+from .consumers import Consumers, Joins, aged_group, waiting_for
 from .delay_servers import DelayServers, SpaceLook
 from .group_records import GroupRecords
+from .groups import Group
 from .handoff import Peer
 from .kept import Marks
 from .operators import Operators
@@ -382,6 +397,10 @@ class Core:
             yield WaitKind.CLOCK.wait(CLOCK_UNCONFIRMED, held="retention", role="realtime")
 
     def _status(self, peer: Peer, frame: Frame) -> None:
+        peer.answer(frame.request_id, self.status())
+
+    def status(self) -> Head:
+        """What it says of itself."""
         own: dict[str, HeadValue] = {
             **self.shell_status(),
             "clock_confirmed": self._clock.confirmed,
@@ -393,7 +412,7 @@ class Core:
             "subjects": len(self._index),
             "groups": len(self._pulls.groups),
         }
-        head = status_head(
+        return status_head(
             role="realtime",
             log_id=self.log_id,
             epoch=self.epoch,
@@ -416,7 +435,29 @@ class Core:
             waits=self.waits(),
             own=own,
         )
-        peer.answer(frame.request_id, head)
+
+    def families(self) -> Iterator[Family]:
+        """Its metrics, with those of the groups that have most messages waiting."""
+        name, now_ms = f"{self.log_id:016x}", self._clock.now_ms()
+        yield from families_of([Asked("realtime", name, self.status())])
+        logs = self._commit, self._pull_log
+        yield family_of_logs("realtime", name, [(each.name, each.took.counted()) for each in logs])
+        yield family_of_lateness(LATE_DURABLE, "realtime", name, self.durable.counted())
+        yield family_of_lateness(LATE_DELIVERED, "realtime", name, self._pulls.delivered.counted())
+        waiting = [(waiting_for(group), number, group) for number, group in enumerate(self._listed_groups())]
+        yield Family(ALL_WAITING, [(("realtime", name), sum([messages for messages, _, _ in waiting]))])
+        top = [aged_group(self._index, self._stored, now_ms, group) for _, _, group in nlargest(TOP, waiting)]
+        yield from families_of_groups(lambda: [(name, group) for group in top])
+
+    def families_by_subject(self, pattern: str) -> Iterator[Family]:
+        """What there is for each group whose subject fits a pattern; made as it is taken."""
+        name, now_ms, fits = f"{self.log_id:016x}", self._clock.now_ms(), matches(pattern)
+        found = [group for group in self._listed_groups() if fits(group.subject.name)]
+        aged = partial(aged_group, self._index, self._stored, now_ms)
+        yield from families_of_groups(lambda: ((name, aged(group)) for group in found))
+
+    def _listed_groups(self) -> Iterator[Group]:
+        return self._pulls.roster.listed(None, ("", ""))
 
     # Checkpoints and the stop.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard, Membership
+from delayd.wire.exposition import Family
 from delayd.wire.frame import Frame
 from delayd.wire.meta import Registered
 from delayd.wire.requests import REALTIME_LIMITS, RequestType
@@ -180,6 +181,23 @@ class RealtimeServer:
         """Stop: the error is a bug."""
         self._fail(error)
 
+    # Measured.
+
+    def not_ready(self) -> str:
+        """See delayd.net.admin.Measured."""
+        core = self._core
+        if core is None or self._server is None:
+            return "it begins anew"
+        return core.fence.error().message if core.fence.is_up else ""
+
+    def families(self) -> Iterable[Family]:
+        """See delayd.net.admin.Measured."""
+        return () if self._core is None else self._core.families()
+
+    def families_by_subject(self, pattern: str) -> Iterable[Family]:
+        """See delayd.net.admin.Measured."""
+        return () if self._core is None else self._core.families_by_subject(pattern)
+
     def look(self, moved_ms: int) -> None:
         """Do what is due by now: the clock has been moved by so much, and nobody could say anything meanwhile."""
         if self._core is not None:
@@ -213,7 +231,11 @@ class RealtimeServer:
 def run(config: RealtimeConfig) -> int:
     """Serve until told to stop; returns the exit code of the process."""
     return run_program(
-        config.role, partial(RealtimeServer, config), folder=config.folder, exit_with_stdin=config.exit_with_stdin
+        config.role,
+        partial(RealtimeServer, config),
+        folder=config.folder,
+        exit_with_stdin=config.exit_with_stdin,
+        admin=config.admin,
     )
 
 

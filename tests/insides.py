@@ -124,6 +124,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.wire.frame",
         "delayd.wire.heads",
         "delayd.wire.meta",
+        "delayd.wire.metrics",
         "delayd.wire.requests",
         "realtime.group_records",
         "realtime.server",

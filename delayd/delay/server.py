@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from delayd.address import Endpoint
@@ -18,7 +18,7 @@ from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.ledger.owed import Leaving
 from delayd.delay.requests import Requests
 from delayd.delay.seal_hook import SealHook
-from delayd.errors import ConnectionLost, DelaydError, NotReady
+from delayd.errors import BadArgument, ConnectionLost, DelaydError, NotReady
 from delayd.log.control import QuotaLimits
 from delayd.machine.identity import draw_id
 from delayd.machine.operating import WaitKind
@@ -33,8 +33,10 @@ from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer, next_tick_s
 from delayd.net.trust import Guard, Membership
+from delayd.wire.exposition import Family
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.meta import Registered, Routes, SlotOwners, SlotSet
+from delayd.wire.metrics import Asked, families_of, family_of_logs
 from delayd.wire.requests import DELAY_LIMITS, RequestType
 from delayd.wire.scheduling import read_quotas
 from delayd.wire.status import status_head
@@ -425,6 +427,29 @@ class DelayServer:
         identity, place = self._core.site.identity, self._membership.place
         endpoint = self._config.advertised(self._listens)
         return Registered("delay", identity.log_id, endpoint, identity.epoch, os.getpid(), place)
+
+    # Measured.
+
+    def not_ready(self) -> str:
+        """See delayd.net.admin.Measured."""
+        core = self._core
+        if core is None or self._server is None:
+            return "it begins anew"
+        return core.fence.error().message if core.fence.is_up else ""
+
+    def families(self) -> Iterator[Family]:
+        """See delayd.net.admin.Measured."""
+        core = self._core
+        if core is None or self._server is None:
+            return
+        name = f"{core.site.identity.log_id:016x}"
+        yield from families_of([Asked("delay", name, self._status())])
+        logs = core.logs.intake, core.logs.outcomes
+        yield family_of_logs("delay", name, [(each.name, each.took.counted()) for each in logs])
+
+    def families_by_subject(self, pattern: str) -> Iterator[Family]:
+        """See delayd.net.admin.Measured."""
+        raise BadArgument("a delay server counts nothing by subject; ask a realtime server, or `delayd pending`")
 
     def _status(self) -> Head:
         assert self._core is not None and self._home is not None and self._server is not None

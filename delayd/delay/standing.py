@@ -109,8 +109,8 @@ class Standing:
 
         An example: it is 10:20. Messages that are due by 10:21 count as ``pending_minute``, by half-second slots of the
         wheel. All other messages count by the hour in which they are filed: those of 10:00 and 11:00 as
-        ``pending_hour``, those until 10:00 tomorrow as ``pending_day``, later ones as ``pending_further``. Messages that
-        have left the wheel and have no outcome yet are ``pending_overdue``.
+        ``pending_hour``, the 23 hours behind as ``pending_day``, later ones as ``pending_further``. Messages that have
+        left the wheel and have no outcome yet are ``pending_overdue``.
         """
         memory, now_ms = self._memory, self._site.clock.now_ms()
         hours = self._pending_by_hour()

@@ -23,23 +23,26 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from delayd.client.asking import ask
 from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.errors import DelaydError
 from delayd.gateway import clock, messages, sends
 from delayd.gateway.clock import MovableClock
 from delayd.gateway.groups import Groups
-from delayd.gateway.metrics import MEDIA_TYPE as METRICS_TYPE
-from delayd.gateway.metrics import exposition
+from delayd.gateway.metrics import page
 from delayd.gateway.problems import Refusal, answer_problem
 from delayd.gateway.push import Push
 from delayd.gateway.push_routes import PushRoutes
 from delayd.gateway.sends import decoded, part, queried, read_body
 from delayd.gateway.values import JSON, Leases, Pull
+from delayd.wire.exposition import MEDIA_TYPE
+from delayd.wire.requests import RequestType
 
 log = logging.getLogger(__name__)
 
 UNREACHED = timedelta(seconds=5)  # So long a request waits for servers that are not there; then it is a 503.
+READY_S = 2.0  # Meta answers within it, or a probe hears that this gateway is not ready.
 WORDS_BYTES_MAX = 4 << 20  # A request that is no message may have so many; 10,000 leases are a few hundred KB.
 
 _PULL, _LEASES = msgspec.json.Decoder(Pull), msgspec.json.Decoder(Leases)
@@ -149,11 +152,20 @@ class Gateway:
 
     async def metrics(self, request: Request) -> Response:
         """What Prometheus reads."""
-        return Response(await exposition(self._meta, self.answered, self._groups.held), media_type=METRICS_TYPE)
+        return Response(await page(self._meta, self.answered, self._groups.held), media_type=MEDIA_TYPE)
 
     async def health(self, request: Request) -> Response:
         """This process serves; of the servers it says nothing."""
         return Response(b"ok\n", media_type="text/plain")
+
+    async def ready(self, request: Request) -> Response:
+        """Meta answers, so requests find their servers."""
+        try:
+            async with asyncio.timeout(READY_S), ask.meta(self._meta) as connection:
+                await ask.ask(connection, RequestType.PING, {})
+        except (DelaydError, TimeoutError) as error:
+            return Response(f"meta at {self._meta} does not answer ({error})\n".encode(), 503, media_type="text/plain")
+        return Response(b"ready\n", media_type="text/plain")
 
 
 def app_of(gateway: Gateway) -> ASGIApp:
@@ -174,6 +186,7 @@ def app_of(gateway: Gateway) -> ASGIApp:
         _route("/v1/push/{name}/test", POST=push.test),
         Route("/metrics", gateway.metrics, methods=["GET"]),
         Route("/healthz", gateway.health, methods=["GET"]),
+        Route("/readyz", gateway.ready, methods=["GET"]),
     ]
     if gateway.clock is not None:
         routes.append(_route("/v1/clock", GET=partial(clock.show, gateway.clock)))

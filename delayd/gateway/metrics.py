@@ -1,107 +1,92 @@
 """Metrics: what Prometheus reads of a whole cluster, asked of its servers each time, and what this gateway counts.
 
-Names: a counter of STATUS is ``delayd_<name>``, with the labels ``role`` and ``server``; groups have ``subject`` and
-``group`` besides. A server that does not answer has ``delayd_up`` 0 and nothing else.
+They have the names of the servers' own pages, because both are made of STATUS (`delayd.wire.metrics`). A server that
+does not answer has ``delayd_up`` 0 and nothing else. Histograms are on the servers' pages only.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from collections.abc import Iterator
+from heapq import nlargest
 
 from delayd.client.asking import ask
 from delayd.client.asking.ask import GROUPS, Known, groups_head
 from delayd.errors import DelaydError
+from delayd.net.connection import Connection
+from delayd.wire import exposition
 from delayd.wire.consuming import GroupInfo
-from delayd.wire.frame import Head
+from delayd.wire.exposition import Family
+from delayd.wire.metrics import (
+    GATEWAY_LEASES,
+    GATEWAY_REQUESTS,
+    TOP,
+    UP,
+    Asked,
+    families_of,
+    families_of_groups,
+    waiting_of,
+)
 from delayd.wire.requests import RequestType
 
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ASKED_S = 5.0  # A server that answers later counts as down.
-OF_SERVER, OF_GROUP = ("role", "server"), ("server", "subject", "group")
 
 
-class Gathered(Collector):
-    """Metrics of one moment."""
+class Gathered:
+    """What the servers say at one moment."""
 
-    def __init__(self, requests: Counter[tuple[str, int]], held: int) -> None:
-        self._requests = requests
-        self._held = held
+    def __init__(self) -> None:
         self._up: dict[tuple[str, str], bool] = {}
-        self._counters: dict[str, dict[tuple[str, str], int]] = {}
-        self._groups: list[tuple[tuple[str, str, str], GroupInfo]] = []
+        self._asked: list[Asked] = []
+        self._groups: list[tuple[str, GroupInfo]] = []
 
     async def ask(self, meta: str) -> None:
         """Ask meta and all servers that it knows."""
         try:
             async with asyncio.timeout(ASKED_S), ask.meta(meta) as connection:
                 known = await ask.known_servers(connection)
-                self._note("meta", "meta", await ask.ask(connection, RequestType.STATUS, {}))
+                await self._note("meta", "meta", connection)
         except (DelaydError, TimeoutError):
             self._up["meta", "meta"] = False
             return
         await asyncio.gather(*map(self._ask_one, known))
 
+    def families(self) -> Iterator[Family]:
+        """All of it."""
+        yield Family(UP, [(labels, int(is_up)) for labels, is_up in sorted(self._up.items())])
+        yield from families_of(sorted(self._asked, key=lambda each: each[:2]))
+        yield from families_of_groups(lambda: self._groups)
+
     async def _ask_one(self, server: Known) -> None:
         name = f"{server.log_id:016x}"
         try:
             async with asyncio.timeout(ASKED_S), ask.reached(server) as connection:
-                self._note(server.role, name, await ask.ask(connection, RequestType.STATUS, {}))
+                await self._note(server.role, name, connection)
                 if server.role == "realtime":
-                    for group in await GROUPS.at(connection, groups_head(None, ages=True)):
-                        self._groups.append(((name, group.subject, group.group), group))
+                    self._groups += [(name, group) for group in await _top(connection)]
         except (DelaydError, TimeoutError):
             self._up[server.role, name] = False
 
-    def _note(self, role: str, name: str, status: Head) -> None:
+    async def _note(self, role: str, name: str, connection: Connection) -> None:
+        self._asked.append(Asked(role, name, await ask.ask(connection, RequestType.STATUS, {})))
         self._up[role, name] = True
-        counters = status.get("counters")
-        for counter, value in counters.items() if isinstance(counters, dict) else ():
-            if isinstance(counter, str) and isinstance(value, int):
-                self._counters.setdefault(counter, {})[role, name] = value
-
-    def collect(self) -> Iterable[Metric]:
-        """See Collector."""
-        up = GaugeMetricFamily("delayd_up", "Whether the server answers.", labels=OF_SERVER)
-        for labels, is_up in sorted(self._up.items()):
-            up.add_metric(labels, is_up)
-        yield up
-        for counter, of_servers in sorted(self._counters.items()):
-            family = GaugeMetricFamily(f"delayd_{counter}", f"The figure {counter} of STATUS.", labels=OF_SERVER)
-            for labels, value in sorted(of_servers.items()):
-                family.add_metric(labels, value)
-            yield family
-        waiting = GaugeMetricFamily("delayd_group_waiting", "Messages that no consumer has.", labels=OF_GROUP)
-        with_consumers = GaugeMetricFamily("delayd_group_outstanding", "Messages that consumers hold.", labels=OF_GROUP)
-        oldest = GaugeMetricFamily(
-            "delayd_group_oldest_seconds", "Age of the oldest message that is not acknowledged.", labels=OF_GROUP
-        )
-        for place, group in sorted(self._groups, key=lambda each: each[0]):
-            waiting.add_metric(place, group.end - group.next + group.redelivering)
-            with_consumers.add_metric(place, group.outstanding)
-            if group.oldest_ms_ago is not None:
-                oldest.add_metric(place, group.oldest_ms_ago / 1_000)
-        yield from (waiting, with_consumers, oldest)
-        requests = CounterMetricFamily(
-            "delayd_gateway_requests", "Answers of this gateway.", labels=("method", "status")
-        )
-        for (method, status), count in sorted(self._requests.items()):
-            requests.add_metric((method, str(status)), count)
-        yield requests
-        held = GaugeMetricFamily("delayd_gateway_leases", "Pulled messages that this gateway holds.")
-        held.add_metric((), self._held)
-        yield held
 
 
-async def exposition(meta: str, requests: Counter[tuple[str, int]], held: int) -> bytes:
+async def _top(connection: Connection) -> list[GroupInfo]:
+    """The groups with most messages waiting; only these are asked for their ages, which may cost reads."""
+    top = nlargest(TOP, await GROUPS.at(connection, groups_head(None, ages=False)), key=waiting_of)
+    aged: dict[tuple[str, str], GroupInfo] = {}
+    for subject in dict.fromkeys(group.subject for group in top):
+        found = await GROUPS.at(connection, groups_head(subject, ages=True))
+        aged |= {(group.subject, group.group): group for group in found}
+    return [aged.get((group.subject, group.group), group) for group in top]
+
+
+async def page(meta: str, requests: Counter[tuple[str, int]], held: int) -> bytes:
     """All metrics, in the text format of Prometheus."""
-    gathered = Gathered(requests, held)
+    gathered = Gathered()
     await gathered.ask(meta)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(gathered)
-    return generate_latest(registry)
+    answers = [((method, str(status)), count) for (method, status), count in sorted(requests.items())]
+    own = Family(GATEWAY_REQUESTS, answers), Family(GATEWAY_LEASES, [((), held)])
+    return b"".join(exposition.exposition([*gathered.families(), *own]))

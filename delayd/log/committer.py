@@ -51,7 +51,7 @@ class Committer(ABC, Generic[G, W]):
 
     def __init__(self, name: str, executor: Executor, clock: Clock) -> None:
         self.on_failure: Callable[[BaseException], None] = _raise  # Called with the error that ends the server.
-        self._name = name
+        self.name = name
         self._executor = executor
         self._clock = clock
         self._busy = False  # Whether a group is being closed or written, or waits for space.
@@ -173,7 +173,7 @@ class Committer(ABC, Generic[G, W]):
         if isinstance(error, ServerStopped | Shortage):
             self.on_failure(error)
             return
-        what = f"the {self._name} can't be written ({error}); check the disk, then restart"
+        what = f"the {self.name} can't be written ({error}); check the disk, then restart"
         self.on_failure(ServerStopped(what))
 
 

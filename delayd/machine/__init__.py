@@ -8,6 +8,7 @@
     open_files  the descriptors of a disk: a bounded number serves any number of files
     state       a small durable map of keys to values, with the decisions of operators
     identity    the log_id, the epoch and the place of a server's directory, and which process holds it
+    histogram   how many values of a kind there were, on a logarithmic scale
     operating   what an operator must see: waits, fences, and log lines whose rate a peer controls
 
 A core gets these as arguments, so it runs the same in a process, in a home and in the simulation.

@@ -69,7 +69,7 @@ class Counted(NamedTuple):
 class Histogram:
     """The values of one kind since the start; belongs to the loop."""
 
-    __slots__ = ("_counts", "_columns", "_ats", "_bytes", "_total", "_values")
+    __slots__ = ("_ats", "_bytes", "_columns", "_counts", "_total", "_values")
 
     def __init__(self) -> None:
         self._counts: NDArray[np.int64] = np.zeros(BUCKETS, np.int64)

@@ -15,6 +15,7 @@ The listening side
 A server's process, from its start to its end
     program       signals, the ready line, logging, exit codes, when garbage is collected
     held_start    a server whose start met damage waits here for its files
+    admin         the HTTP port on which a server is measured
     machine       what a server has from its machine: disk, state, clocks, threads, secret
     home          lock, state, clock, threads and jobs of a server with logs
     registration  the server's line to meta

@@ -34,6 +34,7 @@ from delayd.errors import (
 )
 from delayd.log.tail import end_of
 from delayd.machine.operating import WaitKind
+from delayd.net.admin import Measured
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.net.trust import Guard
@@ -64,7 +65,7 @@ class HeldServer:
     cluster_id: int = 0
 
 
-class Service(Protocol):
+class Service(Measured, Protocol):
     """The service that a program runs."""
 
     def open(self) -> None:

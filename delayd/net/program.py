@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from delayd.address import Endpoint
 from delayd.errors import (
     CallerError,
     DamagedData,
@@ -36,6 +37,7 @@ from delayd.errors import (
     Shortage,
 )
 from delayd.machine.identity import LOCK, leaving, mark_stopping
+from delayd.net.admin import AdminServer
 from delayd.net.budget import FILES_MIN, connections_max, raise_file_limit
 from delayd.net.held_start import Service, open_when_whole
 from delayd.net.machine import bound_heap, give_back
@@ -63,13 +65,20 @@ class Program:
     """One process with one service."""
 
     def __init__(
-        self, role: str, build: Callable[[Fail], Service], folder: str | None, *, exit_with_stdin: bool = False
+        self,
+        role: str,
+        build: Callable[[Fail], Service],
+        folder: str | None,
+        *,
+        exit_with_stdin: bool = False,
+        admin: Endpoint | None = None,
     ) -> None:
         self._role = role
         self._folder = folder
         self._lock = None if folder is None else f"{folder}/{LOCK}"
         self._build = build
         self._exit_with_stdin = exit_with_stdin
+        self._admin = None if admin is None else AdminServer(admin)
         self._failure: BaseException | None = None
         self._stop = asyncio.Event()
 
@@ -89,10 +98,14 @@ class Program:
             loop.add_reader(_STDIN, self._on_stdin)
         await self._until_left()
         try:
+            if self._admin is not None:
+                await self._admin.listen(self._role)
             service = self._build(self._fail)
-            if not await open_when_whole(service, self._role, self._folder, self._stop, _tell_line):
+            if not await open_when_whole(service, self._role, self._folder, self._stop, self._tell_held):
                 return EXIT_OK
             endpoint = await service.start()
+            if self._admin is not None:
+                self._admin.serve(service)
         except DelaydError as error:
             log.critical("start_failed role=%s code=%s reason=%r", self._role, error.code, error.message)
             return _exit_code(error, starting=True)
@@ -101,12 +114,16 @@ class Program:
             _tell_line(f"ready {self._role} {endpoint} pid={os.getpid()}")
             log.info("ready role=%s host=%s port=%d", self._role, endpoint.host, endpoint.port)
         await self._stop.wait()
+        if self._admin is not None:
+            self._admin.serve(None, "it is stopping")
         try:
             if self._failure is None:
                 await service.stop()
         except DelaydError as error:
             self._fail(error)
         collector.close()
+        if self._admin is not None:
+            self._admin.close()
         log.info("stopped role=%s", self._role)
         return EXIT_OK if self._failure is None else _exit_code(self._failure, starting=False)
 
@@ -121,6 +138,11 @@ class Program:
                 await asyncio.wait_for(self._stop.wait(), LEAVE_LOOK_S)
             except TimeoutError:
                 pass  # Nobody asked it to stop, so it looks again.
+
+    def _tell_held(self, line: str) -> None:
+        if self._admin is not None:
+            self._admin.serve(None, "a damaged file holds its start: see `delayd mend list`")
+        _tell_line(line)
 
     def _begin_stop(self) -> None:
         if not self._stop.is_set():
@@ -166,14 +188,19 @@ class Program:
 
 
 def run_program(
-    role: str, build: Callable[[Fail], Service], *, folder: str | None = None, exit_with_stdin: bool = False
+    role: str,
+    build: Callable[[Fail], Service],
+    *,
+    folder: str | None = None,
+    exit_with_stdin: bool = False,
+    admin: Endpoint | None = None,
 ) -> int:
     """Run a service as a process and return its exit code; with `exit_with_stdin` it stops when its stdin pipe closes.
 
-    A server that is about to leave ``folder`` is waited for. `build` is called inside the running loop, with what the
-    service calls when it can't go on.
+    A server that is about to leave ``folder`` is waited for. At ``admin`` the process can be measured, from its start
+    on. `build` is called inside the running loop, with what the service calls when it can't go on.
     """
-    return Program(role, build, folder, exit_with_stdin=exit_with_stdin).run()
+    return Program(role, build, folder, exit_with_stdin=exit_with_stdin, admin=admin).run()
 
 
 def configure_logging(level: int = logging.INFO) -> None:

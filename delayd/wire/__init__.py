@@ -13,4 +13,7 @@ What heads say
     recurring   recurring schedules: what a caller asks for, and what is stored
     consuming   what a realtime server says: subjects, groups, positions, stale handles
     status      what every server says of itself: what waits for an operator, and what it can't read
+What Prometheus reads
+    metrics     each metric, declared once, and how those of STATUS are made of it
+    exposition  metrics as text
 """

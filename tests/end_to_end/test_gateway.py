@@ -416,8 +416,8 @@ def test_metrics_name_each_server_and_group_and_say_who_is_away(tmp_path: Path) 
         assert len(gateway.pull("m", "billing")) == 1
         found = figures(gateway)
         assert [found["delayd_up", role] for role in ("meta", "delay", "realtime")] == [1, 1, 1]
-        assert found["delayd_accepted_rows", "delay"] == 3
-        assert found["delayd_group_outstanding", "billing"] == 1
+        assert found["delayd_accepted_messages_total", "delay"] == 3
+        assert found["delayd_group_outstanding_messages", "billing"] == 1
         assert found["delayd_gateway_leases", ""] == 1
         realtime.kill()
         assert figures(gateway)["delayd_up", "realtime"] == 0

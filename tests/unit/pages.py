@@ -45,7 +45,7 @@ from delayd.reading import export, tables
 from delayd.reading.archive.rows import CONSUMPTION_TYPES
 from delayd.reading.findings import SENTENCES
 from delayd.reading.views.query import AUDITED, SEALS, types_of
-from delayd.wire import frame, scheduling, status
+from delayd.wire import frame, metrics, scheduling, status
 from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, LISTS, MAPS, META, REALTIME, RequestType, named_types
 from meta import core as meta_core
@@ -317,6 +317,21 @@ def _columns() -> Iterator[str]:
         yield f"| `{table}` | {', '.join(f'`{name}`{kind}' for name, kind in named)} |"
 
 
+def _metrics() -> Iterator[str]:
+    """Each metric, with the servers that have it and the alerts that use it."""
+    rules = (ROOT / "deploy" / "prometheus" / "delayd.rules.yml").read_text()
+    alerts = re.findall(r"- alert: (\w+)\n +expr: (.+)\n", rules)
+    yield from ("| metric | type | labels besides | of | what it is | alerts |", "|---|---|---|---|---|---|")
+    of = {each.metric: role or "all" for role, sources in metrics.OF_ROLE.items() for each in sources}
+    of[metrics.LOG_COMMIT] = "delay, realtime"
+    of |= dict.fromkeys(metrics.OF_REALTIME_BESIDES, "realtime") | dict.fromkeys(metrics.OF_GATEWAY, "gateway")
+    for each in metrics.METRICS:
+        used = [name for name, how in alerts if re.search(rf"\b{each.name}(_bucket)?\b", how)]
+        labels = ", ".join(_code(label) for label in each.labels if label not in metrics.OF_SERVER)
+        cells = (_code(each.name), each.kind, labels, of.get(each, "all"), _cell(each.text), ", ".join(used))
+        yield f"| {' | '.join(cells)} |"
+
+
 def _views() -> Iterator[str]:
     yield from ("| view | columns |", "|---|---|")
     for view in (*AUDITED, SEALS):
@@ -511,6 +526,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
         (consumers, "AGED_MAX"),
         (consumers, "SUBJECTS_MAX"),
     ),
+    "metrics": _metrics,
     "listed_groups": _listing(GroupInfo),
     "listed_subjects": _listing(SubjectInfo),
     "batch_columns": _batch_columns,

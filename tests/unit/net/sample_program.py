@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from delayd.address import Endpoint
@@ -13,6 +14,7 @@ from delayd.net import held_start
 from delayd.net.held_start import HeldServer
 from delayd.net.program import Fail, run_program
 from delayd.net.server import Server
+from delayd.wire.exposition import Family
 from tests.trust import SECRET
 
 from .loopback import HOST, Echo
@@ -54,6 +56,15 @@ class Service:
 
     def abandon(self) -> HeldServer:
         return HeldServer("sample", Endpoint(HOST, 0), SECRET)
+
+    def not_ready(self) -> str:
+        return ""
+
+    def families(self) -> Iterable[Family]:
+        return ()
+
+    def families_by_subject(self, pattern: str) -> Iterable[Family]:
+        return ()
 
     async def registered(self) -> None:
         """See the port."""

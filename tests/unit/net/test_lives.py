@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 from delayd.address import Endpoint
 from delayd.net.held_start import HeldServer, Lives
+from delayd.wire.exposition import Family
 from tests.trust import SECRET
 from tests.waiting import until
 
@@ -39,6 +41,15 @@ class Living:
         await asyncio.sleep(0)
         self.done.append("start")
         return PLACE
+
+    def not_ready(self) -> str:
+        return ""
+
+    def families(self) -> Iterable[Family]:
+        return ()
+
+    def families_by_subject(self, pattern: str) -> Iterable[Family]:
+        return ()
 
     async def registered(self) -> None:
         """Nobody waits for it."""
