@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import math
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ class Caller:
     def __init__(self, *, allow_private: bool, resolver: AbstractResolver | None = None) -> None:
         self._allow_private = allow_private
         connector = aiohttp.TCPConnector(
-            limit=0, resolver=resolver, keepalive_timeout=KEEPALIVE_S, socket_factory=self._socket
+            limit=0, use_dns_cache=False, resolver=resolver, keepalive_timeout=KEEPALIVE_S, socket_factory=self._socket
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -190,5 +191,5 @@ def _sentence(error: BaseException) -> str:
     """Why there was no answer; an address that was refused says so itself."""
     cause = getattr(error, "os_error", None)
     if isinstance(cause, OSError) and not isinstance(error, aiohttp.ClientSSLError):
-        return str(cause.strerror or cause)
+        return os.strerror(cause.errno) if cause.errno is not None and cause.errno > 0 else str(cause)
     return str(error) or type(error).__name__

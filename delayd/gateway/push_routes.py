@@ -81,6 +81,8 @@ def changed(target: PushTarget, terms: Terms) -> PushTarget:
     ):
         given[name] = None if text is None else round(duration(text).total_seconds() * 1_000)
     if terms.headers is not None:
+        if not all(text.isprintable() for header in terms.headers.items() for text in header):
+            raise BadArgument("a header has a control character, such as the end of a line")
         given["headers"] = "\n".join(f"{name}: {value}" for name, value in terms.headers.items())
     given["paused"], given["note"] = terms.paused, terms.note
     if terms.paused is False and terms.note is None:

@@ -47,7 +47,7 @@ limited = LogLimit(log)
 CONCURRENCY = 64  # POSTs of one gateway to a target that has no limit of its own.
 PULL_WAIT = timedelta(seconds=20)
 TROUBLE_S = 1.0  # How long to wait when servers can't be reached.
-LEASE_MARGIN_S = 30.0  # Besides the deadline: to be told, and to say what became of it.
+LEASE_MARGIN_S = 10.0  # Besides the deadline: to be told, and to say what became of it.
 STOP_S = 2.0  # POSTs that are under way when the gateway stops may end.
 FLOW_WAIT_S = 5.0  # A message waits here so long for its flow key, else at its delay server.
 FLOW_HELD_MAX = 1_000  # Messages that wait here, of one target.
@@ -215,7 +215,7 @@ class Pusher:
         fresh = [each for each in messages if each not in spent] if spent else messages
         if not fresh:
             return
-        if target.flow_rate or target.flow_concurrency:
+        if _has_flows(target):
             (message,) = fresh  # Such a target has one message in a POST.
             key = _read(message).flow
             if key:
@@ -323,7 +323,7 @@ class Pusher:
         target = self.target
         timeout_ms = max(_read(message).timeout_ms or target.timeout_ms for message in messages)
         if timeout_ms > target.timeout_ms:
-            lease = timedelta(milliseconds=timeout_ms) + timedelta(seconds=LEASE_MARGIN_S)
+            lease = _lease(target, timeout_ms)
             for message in messages:
                 try:
                     await message.extend(lease)
@@ -419,7 +419,7 @@ class Pusher:
 
 def consumer_of(meta: str, target: PushTarget, connect_timeout: timedelta) -> AsyncConsumer:
     """What pulls for a target. The server bounds what all gateways hold together."""
-    lease = timedelta(milliseconds=target.timeout_ms) + timedelta(seconds=LEASE_MARGIN_S + FLOW_WAIT_S)
+    lease = _lease(target, target.timeout_ms)
     bound: int | None = target.concurrency * target.batch
     if not bound:
         bound = UNBOUNDED if target.version > 1 else None  # A bound of an earlier version is lifted by a large one.
@@ -432,6 +432,16 @@ def consumer_of(meta: str, target: PushTarget, connect_timeout: timedelta) -> As
         group_max_in_flight=bound,
         connect_timeout=connect_timeout,
     )
+
+
+def _lease(target: PushTarget, timeout_ms: int) -> timedelta:
+    """How long a message is held that is POSTed within a deadline, and may wait for its flow key before that."""
+    waits_s = FLOW_WAIT_S if _has_flows(target) else 0.0
+    return timedelta(milliseconds=timeout_ms, seconds=LEASE_MARGIN_S + waits_s)
+
+
+def _has_flows(target: PushTarget) -> bool:
+    return bool(target.flow_rate or target.flow_concurrency)
 
 
 def message_id(message: AsyncMessage) -> str:

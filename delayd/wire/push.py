@@ -115,7 +115,7 @@ def key_bytes(key: str) -> bytes:
 
 def header_pairs(headers: str) -> Iterator[tuple[str, str]]:
     """The further headers of a target. Raises BadArgument for a line that is none."""
-    for line in headers.splitlines():
+    for line in headers.split("\n") if headers else ():
         found = _HEADER.fullmatch(line)
         if found is None:
             raise BadArgument(f"{line.partition(':')[0][:40]!r} begins no header; write one such as 'x-team: billing'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 
 class Post(NamedTuple):
@@ -42,6 +43,17 @@ def status(number: int, body: bytes = b"", **headers: str) -> Answer:
     return answer
 
 
+def hang(ended: threading.Event) -> Answer:
+    """Say nothing until then."""
+
+    def answer(post: Post, handler: BaseHTTPRequestHandler) -> None:
+        ended.wait(HANG_S)
+        handler.close_connection = True
+
+    return answer
+
+
+HANG_S = 60.0  # So that a test that fails ends.
 OK = status(204)
 
 
@@ -53,24 +65,26 @@ class Receiver:
         self.posts: list[Post] = []
         self.answers: list[Answer] = []
         self.usual: Answer = OK
+        self.connections: set[tuple[str, int]] = set()
 
     def take(self, post: Post, handler: BaseHTTPRequestHandler) -> None:
         self.posts.append(post)
         (self.answers.pop(0) if self.answers else self.usual)(post, handler)
 
-    def wait(self, count: int) -> list[Post]:
+    def wait(self, count: int, within_s: float = DEADLINE_S) -> list[Post]:
         """Wait until so many have come."""
-        wait_until(lambda: len(self.posts) >= count, lambda: f"{count} POSTs came; there are {self.posts}")
+        wait_until(lambda: len(self.posts) >= count, lambda: f"{count} POSTs came; there are {self.posts}", within_s)
         return self.posts
 
 
 @contextmanager
-def receiver(host: str = "127.0.0.1") -> Iterator[Receiver]:
+def receiver(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
+            found.connections.add(self.client_address)
             headers = {name.lower(): value for name, value in self.headers.items()}
             try:
                 found.take(Post(self.path, headers, body, time.time()), self)
@@ -82,7 +96,9 @@ def receiver(host: str = "127.0.0.1") -> Iterator[Receiver]:
 
     server = ThreadingHTTPServer((host, 0), Handler)
     server.daemon_threads = True
-    found = Receiver(f"http://{host}:{server.server_address[1]}")
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    found = Receiver(f"http{'s' * (tls is not None)}://{host}:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
