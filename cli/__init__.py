@@ -9,6 +9,7 @@ A map. A group of commands lives in one file; `main` gathers them.
     completion              what a shell offers while a command line is typed
 Messages
     send, consume_command   send one or many, and take what is due
+    cron_commands, cron_options   recurring schedules, and the options that say when they fire
     message_commands        messages by receipts or keys, what is pending, and all of a window
     work                    run a worker in one process or several
 Servers

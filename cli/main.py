@@ -192,6 +192,7 @@ PLACES = {
     "cancel": CommandPlace("message_commands", "cancel", "End messages that are pending."),
     "reschedule": CommandPlace("message_commands", "reschedule", "Move messages that are pending to another instant."),
     "pending": CommandPlace("message_commands", "pending", "List the pending messages of a subject."),
+    "cron": CommandPlace("cron_commands", "cron", "Send messages again and again: recurring schedules."),
     "status": CommandPlace(
         "status_command", "status", "Show which servers serve, what waits for whom, and what servers refuse."
     ),

@@ -142,7 +142,7 @@ def send(
     with Producer(meta, timeout_ms=timeout / _MS) as producer:
         # All that one message and many have in common.
         common: dict[str, Any] = {"delay": delay, "deliver_at_ms": at_ms, "spread": spread, "tags": tags or None}
-        common |= {"headers": _read_headers(headers) or None, "ttl": ttl, "expires_at": expires_at}
+        common |= {"headers": read_headers(headers) or None, "ttl": ttl, "expires_at": expires_at}
 
         def send_one(body: bytes) -> Receipt:
             with told_whom(meta, duration_text(timeout / _MS)):
@@ -158,7 +158,7 @@ def send(
             with _open(file or STDIN) as source:
                 _send_lines(send_many, subject, source, form)
         else:
-            _send_one(partial(send_one, _one_body(body, file)), subject, form)
+            _send_one(partial(send_one, one_body(body, file)), subject, form)
 
 
 def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
@@ -256,7 +256,8 @@ def _line_count(source: BinaryIO) -> int | None:
     return count + (not last.endswith(b"\n") if last else 0)
 
 
-def _one_body(body: str | None, file: str | None) -> bytes:
+def one_body(body: str | None, file: str | None) -> bytes:
+    """The body of one message: what was typed, or what is in a file. Raises MessageTooLarge."""
     if body is not None:
         # Bytes of the command line that are no text come back as they were given.
         return os.fsencode(body)
@@ -277,7 +278,8 @@ def _open(path: str) -> Iterator[BinaryIO]:
         yield source
 
 
-def _read_headers(given: Sequence[str]) -> dict[str, str | bytes]:
+def read_headers(given: Sequence[str]) -> dict[str, str | bytes]:
+    """The headers of options that say NAME=VALUE. Raises UsageError."""
     headers: dict[str, str | bytes] = {}
     for item in given:
         name, equals, value = item.partition("=")

@@ -75,6 +75,10 @@ class CronLine:
                 at += _DAY
         return None
 
+    def explained(self) -> str:
+        """The line as an English sentence, without a full stop."""
+        return self._fields.explain()
+
     def times(self, day: int, offset_ms: int) -> tuple[int, Sequence[int]]:
         """When the line fires on a day that matches, by clocks of one offset: an instant, and the ms from it on."""
         return day * DAY_MS - offset_ms, self._times_ms

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -65,6 +65,11 @@ def era_at(zone: str, ms: int) -> Era:
     """The era that holds an instant, as far as it lies within the year of the instant and two days around it."""
     starts, eras = _eras_of(zone, (EPOCH + timedelta(milliseconds=ms)).year)
     return eras[bisect_right(starts, ms) - 1]
+
+
+def shown_at(zone: str, ms: int) -> datetime:
+    """What clocks of a zone show at an instant, with their offset."""
+    return (EPOCH + timedelta(milliseconds=ms)).astimezone(timezone(timedelta(milliseconds=era_at(zone, ms).offset_ms)))
 
 
 def first_showing(zone: str, local_ms: int, from_ms: int) -> int:

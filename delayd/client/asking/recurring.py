@@ -80,6 +80,7 @@ class RecurringInfo:
         headers: of each.
         tags: of each.
         ttl: how long after its instant each expires; None: never.
+        ordered: whether they have an ordering key, of which only a hash is stored: an edit has to give it again.
         recurrence: when it recurs.
         policy: what becomes of occurrences that were missed.
         version: 1, and one more with each change; give it as ``if_version``.
@@ -99,6 +100,7 @@ class RecurringInfo:
     headers: Mapping[str, str | bytes]
     tags: tuple[str, ...]
     ttl: timedelta | None
+    ordered: bool
     recurrence: Recurrence
     policy: RunPolicy
     version: int
@@ -135,6 +137,7 @@ def info_of_record(name: str, record: RecurringRecord) -> RecurringInfo:
         spec.headers,
         spec.tags,
         timedelta(milliseconds=spec.ttl_ms) if spec.ttl_ms else None,
+        spec.ordering_hash != 0,
         spec.recurrence,
         spec.policy,
         record.version,

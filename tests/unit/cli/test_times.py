@@ -7,7 +7,7 @@ import click
 import pytest
 from freezegun import freeze_time
 
-from cli.times import duration, instant
+from cli.times import duration, duration_word, instant
 from delayd.hours import duration_text, instant_text
 
 _NEW_YEAR_MS = int(datetime(2027, 1, 1, 8, tzinfo=UTC).timestamp()) * 1000
@@ -28,6 +28,11 @@ _NEW_YEAR_MS = int(datetime(2027, 1, 1, 8, tzinfo=UTC).timestamp()) * 1000
 )
 def test_a_duration_is_a_number_with_its_unit_or_several(text: str, length: timedelta) -> None:
     assert duration(text) == length
+
+
+@pytest.mark.parametrize("text", ["250ms", "30s", "1h30m", "90d1s", "1d2h3m4s5ms", "0s"])
+def test_a_duration_is_written_as_it_is_read(text: str) -> None:
+    assert duration_word(duration(text)) == text
 
 
 @pytest.mark.parametrize(
