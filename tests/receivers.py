@@ -73,7 +73,9 @@ class Receiver:
 
     def wait(self, count: int, within_s: float = DEADLINE_S) -> list[Post]:
         """Wait until so many have come."""
-        wait_until(lambda: len(self.posts) >= count, lambda: f"{count} POSTs came; there are {self.posts}", within_s)
+        wait_until(
+            lambda: len(self.posts) >= count, lambda: f"{count} POSTs came; there are {len(self.posts)}", within_s
+        )
         return self.posts
 
 

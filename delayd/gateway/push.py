@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 limited = LogLimit(log)
 
 POLL_S = 1.0
+STOP_S = 2.0  # POSTs that are under way when the gateway stops may end.
 CONNECT_TIMEOUT = timedelta(seconds=5)
 
 
@@ -46,6 +47,7 @@ class Push:
         self._caller: Caller | None = None
         self._id = secrets.randbits(63) | 1  # By which meta counts the gateways that share the work.
         self._pushers: dict[str, Pusher] = {}
+        self._leaving: dict[Pusher, asyncio.Task[None]] = {}  # Targets that were changed: their last POSTs end.
         self._polling: asyncio.Task[None] | None = None
         self._telling: set[asyncio.Task[None]] = set()  # Targets that are being paused.
 
@@ -65,8 +67,14 @@ class Push:
         for task in [*([self._polling] if self._polling is not None else []), *self._telling]:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        pushers, self._pushers = [*self._pushers.values()], {}
-        await asyncio.gather(*(pusher.close() for pusher in pushers))
+        for name in [*self._pushers]:
+            self._leave(name)
+        leaving = [*self._leaving.values()]
+        if leaving:
+            await asyncio.wait(leaving, timeout=STOP_S)
+        for pusher in self._leaving:
+            pusher.cut()
+        await asyncio.gather(*leaving)
         if self._caller is not None:
             await self._caller.close()
 
@@ -125,21 +133,27 @@ class Push:
         revision, gateways = need_u64(answer, "revision"), need_int(answer, "gateways", 1)
         if revision != seen:
             page = read_push_targets(answer)
-            await self._serve(await list_targets(connection) if page.more else page.targets)
+            self._serve(await list_targets(connection) if page.more else page.targets)
         for pusher in self._pushers.values():
             pusher.share(gateways)
         return revision
 
-    async def _serve(self, targets: list[PushTarget]) -> None:
+    def _serve(self, targets: list[PushTarget]) -> None:
         wanted = {target.name: target for target in targets if not target.paused}
-        over = [name for name, pusher in self._pushers.items() if wanted.get(name) != pusher.target]
-        await asyncio.gather(*(self._pushers.pop(name).close() for name in over))
+        for name in [name for name, pusher in self._pushers.items() if wanted.get(name) != pusher.target]:
+            self._leave(name)
         for name, target in wanted.items():
             if name not in self._pushers:
                 assert self._caller is not None, "targets come after the start"
                 new_consumer = partial(consumer_of, self._meta, connect_timeout=CONNECT_TIMEOUT)
                 self._pushers[name] = Pusher(target, self._caller, new_consumer, self._gone)
                 log.info("push_served target=%s subject=%s version=%d", name, target.subject, target.version)
+
+    def _leave(self, name: str) -> None:
+        """Serve a target no more, or not as it was; what is under way ends beside."""
+        pusher = self._pushers.pop(name)
+        self._leaving[pusher] = task = asyncio.get_running_loop().create_task(pusher.close())
+        task.add_done_callback(lambda _: self._leaving.pop(pusher))
 
     def _gone(self, target: PushTarget, why: str) -> None:
         """Pause a target that says that it is gone."""

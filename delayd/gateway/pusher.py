@@ -36,7 +36,7 @@ from delayd.errors import BadArgument, BadHeaders, DelaydError
 from delayd.gateway.caller import Caller, Outcome
 from delayd.gateway.pacing import Breaker, Pace
 from delayd.gateway.signing import Signer, valid_keys
-from delayd.gateway.values import JSON, duration, shown
+from delayd.gateway.values import FLOW, JSON, PULL_MAX, TIMEOUT, duration, shown
 from delayd.hours import instant_text
 from delayd.machine.operating import LogLimit
 from delayd.wire.push import TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, PushTarget, header_pairs, per_second
@@ -48,7 +48,8 @@ CONCURRENCY = 64  # POSTs of one gateway to a target that has no limit of its ow
 PULL_WAIT = timedelta(seconds=20)
 TROUBLE_S = 1.0  # How long to wait when servers can't be reached.
 LEASE_MARGIN_S = 10.0  # Besides the deadline: to be told, and to say what became of it.
-STOP_S = 2.0  # POSTs that are under way when the gateway stops may end.
+POST_S = 0.1  # So long a POST takes, as far as nothing is known.
+POST_SHARE = 0.2  # What the last POST counts in the average of how long they take.
 FLOW_WAIT_S = 5.0  # A message waits here so long for its flow key, else at its delay server.
 FLOW_HELD_MAX = 1_000  # Messages that wait here, of one target.
 FLOW_IDLE_MAX = 10_000  # Flow keys that are remembered, though none of their messages is here.
@@ -56,7 +57,6 @@ PUT_OFF_S_MAX = 24 * 3_600.0
 BUSY = frozenset({429, 503})
 UNBOUNDED = (1 << 32) - 1
 
-FLOW, TIMEOUT = "delayd-flow", "delayd-timeout"  # Headers of a message.
 _TRACES = ("traceparent", "tracestate")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
@@ -74,15 +74,24 @@ class Counts:
         self.posts = self.delivered = self.failed = self.put_off = 0
 
 
+class _Waiting(NamedTuple):
+    """A message that waits for its flow key, at most until then."""
+
+    message: AsyncMessage
+    until: float
+
+
 class _Flow:
     """The messages of one flow key that are here."""
 
-    __slots__ = ("in_hand", "pace", "put_off_until", "waiting")
+    __slots__ = ("in_hand", "key", "pace", "put_off_until", "timer", "waiting")
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, key: str, rate: float) -> None:
+        self.key = key
         self.pace = Pace(rate)
         self.in_hand = 0
-        self.waiting: deque[AsyncMessage] = deque()
+        self.waiting: deque[_Waiting] = deque()
+        self.timer: asyncio.TimerHandle | None = None
         self.put_off_until = 0.0  # Those that were put off come one after the other until then.
 
 
@@ -119,9 +128,11 @@ class Pusher:
         self._breaker = Breaker()
         self._flows: dict[str, _Flow] = {}
         self._held = 0  # Messages that wait for their flow keys.
+        self._post_s = POST_S  # About how long a POST takes.
         self._under_way: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._running = asyncio.get_running_loop().create_task(self._run())
+        self._running.add_done_callback(self._told_of_bug)
 
     @property
     def under_way(self) -> int:
@@ -146,28 +157,28 @@ class Pusher:
         return per_second(self.target.flow_rate) / self._sharing
 
     async def close(self) -> None:
-        """Pull no more; what is under way may end, and the rest goes back to the group at once."""
+        """Pull no more. What is under way may end, as long as nobody calls `cut`; the rest goes back at once."""
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
-        waiting = [message for flow in self._flows.values() for message in flow.waiting]
-        self._flows.clear()
-        if waiting:
-            self._consumer.give_back(waiting)
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=STOP_S)
-        for task in self._under_way:
-            task.cancel()
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        self._give_back_waiting()
+        while self._under_way:
+            await asyncio.wait(self._under_way)
         try:
             await self._consumer.close()
         except DelaydError as error:
             self._trouble(error)
 
+    def cut(self) -> None:
+        """End what is under way; its messages go back to the group at once."""
+        for task in self._under_way:
+            task.cancel()
+
     async def _run(self) -> None:
         while not self._is_gone:
             try:
                 room = await self._room()
-                batch = await self._consumer.pull(room * self.target.batch, wait=PULL_WAIT)
+                most = min(room * self.target.batch, max(PULL_MAX, self.target.batch))
+                batch = await self._consumer.pull(most, wait=PULL_WAIT)
                 if batch.outage is not None:
                     raise batch.outage
             except DelaydError as error:
@@ -183,15 +194,17 @@ class Pusher:
         while True:
             self._changed.clear()
             now = time.monotonic()
-            free = self._concurrency - len(self._under_way)
-            if self._breaker.is_trying:
-                free = min(free, 1 - len(self._under_way))
-            if self._held >= FLOW_HELD_MAX:
-                free = 0
-            rest_s = max(self._breaker.wait_s(now), self._pace.wait_s(now))
-            if free > 0 and not rest_s:
-                return self._pace.room(now, free)
-            await self._wait(rest_s or None)
+            free = self._free(now)
+            if free > 0 and self._held < FLOW_HELD_MAX:
+                return free
+            await self._wait(max(self._breaker.wait_s(now), self._pace.wait_s(now)) or None)
+
+    def _free(self, now: float) -> int:
+        """How many POSTs the target's own limits let begin."""
+        if self._breaker.wait_s(now):
+            return 0
+        most = 1 if self._breaker.is_trying else self._concurrency
+        return self._pace.room(now, max(0, most - len(self._under_way)))
 
     async def _wait(self, limit_s: float | None) -> None:
         """Wait until a POST has ended, or for so long."""
@@ -235,6 +248,12 @@ class Pusher:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
         self._changed.set()
+        if self._held:
+            for flow in [flow for flow in self._flows.values() if flow.waiting]:
+                self._look(flow)
+        self._told_of_bug(task)
+
+    def _told_of_bug(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("push_failed target=%s", self.target.name, exc_info=error)
 
@@ -246,51 +265,75 @@ class Pusher:
         if flow is None:
             if len(self._flows) >= FLOW_IDLE_MAX:
                 self._forget_flows(now)
-            flow = self._flows[key] = _Flow(self._flow_rate)
+            flow = self._flows[key] = _Flow(key, self._flow_rate)
         if not flow.waiting and self._may_go(flow, now):
-            self._go(key, flow, message)
+            self._go(flow, message)
             return
-        wait_s = flow.pace.wait_s(now) + len(flow.waiting) / self._flow_speed(flow)
-        if wait_s <= FLOW_WAIT_S and self._held < FLOW_HELD_MAX:
-            flow.waiting.append(message)
-            self._held += 1
-            if len(flow.waiting) == 1:
-                self._later(key, flow, now)
+        wait_s = flow.pace.wait_s(now) + len(flow.waiting) / self._flow_speed
+        if wait_s > FLOW_WAIT_S or self._held >= FLOW_HELD_MAX:
+            self._put_off_after(flow, message, now, wait_s)
             return
-        flow.put_off_until = max(flow.put_off_until, now + wait_s) + 1.0 / self._flow_speed(flow)
-        self._begin(self._put_off(message, key, min(PUT_OFF_S_MAX, flow.put_off_until - now)))
+        flow.waiting.append(_Waiting(message, now + FLOW_WAIT_S))
+        self._held += 1
+        if len(flow.waiting) == 1:
+            self._later(flow, now)
 
     def _may_go(self, flow: _Flow, now: float) -> bool:
         most = self.target.flow_concurrency
-        return flow.pace.room(now, 1) > 0 and (not most or flow.in_hand < max(1, most // self._sharing))
+        has_room = not most or flow.in_hand < max(1, most // self._sharing)
+        return has_room and flow.pace.room(now, 1) > 0 and self._free(now) > 0
 
-    def _flow_speed(self, flow: _Flow) -> float:
+    @property
+    def _flow_speed(self) -> float:
         """About how many messages of a key go in a second."""
-        return self._flow_rate or float(self.target.flow_concurrency)
+        most = self.target.flow_concurrency / max(self._post_s, 0.001)
+        return min(self._flow_rate or most, most or self._flow_rate)
 
-    def _go(self, key: str, flow: _Flow, message: AsyncMessage) -> None:
+    def _go(self, flow: _Flow, message: AsyncMessage) -> None:
         flow.pace.take(time.monotonic())
         flow.in_hand += 1
         self._post([message], flow)
 
-    def _later(self, key: str, flow: _Flow, now: float) -> None:
-        """Look again when the next message of a key may go; if it waits for a POST, its end looks."""
-        wait_s = flow.pace.wait_s(now)
-        if wait_s:
-            asyncio.get_running_loop().call_later(wait_s, self._look, key, flow)
+    def _later(self, flow: _Flow, now: float) -> None:
+        """Look again when the next message of a key may go, or has waited for too long; a POST's end looks, too."""
+        wait_s = max(flow.pace.wait_s(now), self._pace.wait_s(now)) or FLOW_WAIT_S
+        if flow.timer is not None:
+            flow.timer.cancel()
+        wait_s = min(wait_s, max(0.0, flow.waiting[0].until - now))
+        flow.timer = asyncio.get_running_loop().call_later(wait_s, self._look, flow)
 
-    def _look(self, key: str, flow: _Flow) -> None:
+    def _look(self, flow: _Flow) -> None:
         now = time.monotonic()
-        while flow.waiting and self._may_go(flow, now) and self._flows.get(key) is flow:
+        while flow.waiting:
+            first = flow.waiting[0]
+            if first.until <= now:
+                self._put_off_after(flow, first.message, now, len(flow.waiting) / self._flow_speed)
+            elif self._may_go(flow, now):
+                self._go(flow, first.message)
+            else:
+                self._later(flow, now)
+                return
+            flow.waiting.popleft()
             self._held -= 1
-            self._go(key, flow, flow.waiting.popleft())
-        if flow.waiting:
-            self._later(key, flow, now)
+
+    def _give_back_waiting(self) -> None:
+        """Nothing goes now; what waits for its flow key is the group's again, and spends no attempt."""
+        waiting = [each.message for flow in self._flows.values() for each in flow.waiting]
+        for flow in self._flows.values():
+            flow.waiting.clear()
+        self._held = 0
+        if waiting:
+            self._consumer.give_back(waiting)
 
     def _forget_flows(self, now: float) -> None:
         for key, flow in [*self._flows.items()]:
             if not flow.waiting and not flow.in_hand and flow.pace.is_rested(now) and flow.put_off_until <= now:
                 del self._flows[key]
+
+    def _put_off_after(self, flow: _Flow, message: AsyncMessage, now: float, wait_s: float) -> None:
+        """Let a message come again when those of its key that were put off before it have gone."""
+        flow.put_off_until = max(flow.put_off_until, now + wait_s) + 1.0 / self._flow_speed
+        self._begin(self._put_off(message, flow.key, min(PUT_OFF_S_MAX, flow.put_off_until - now)))
 
     async def _put_off(self, message: AsyncMessage, key: str, wait_s: float) -> None:
         self.counts.put_off += 1
@@ -309,15 +352,8 @@ class Pusher:
             raise
         finally:
             if flow is not None:
-                flow.in_hand -= 1
-                self._look_of(flow)
+                flow.in_hand -= 1  # The end of this task looks who goes next.
         await self._settle(messages, outcome)
-
-    def _look_of(self, flow: _Flow) -> None:
-        if flow.waiting:
-            key = next((key for key, each in self._flows.items() if each is flow), None)
-            if key is not None:
-                self._look(key, flow)
 
     async def _asked(self, messages: Sequence[AsyncMessage]) -> Outcome:
         target = self.target
@@ -331,7 +367,10 @@ class Pusher:
                     return Outcome(0, f"not asked: its lease could not be extended ({error.message})")
         headers, body = self._told(messages)
         self.counts.posts += 1
-        return await self._caller.post(target.url, headers, body, timeout_ms / 1_000)
+        began = time.monotonic()
+        outcome = await self._caller.post(target.url, headers, body, timeout_ms / 1_000)
+        self._post_s += POST_SHARE * (time.monotonic() - began - self._post_s)
+        return outcome
 
     def _told(self, messages: Sequence[AsyncMessage]) -> tuple[dict[str, str], bytes]:
         """The headers and the body of a POST."""
@@ -374,6 +413,8 @@ class Pusher:
             if outcome.status in BUSY and outcome.retry_after_s:
                 self._breaker.rest(now + outcome.retry_after_s)
             pause_s = self._breaker.failed(now)
+            if self._breaker.wait_s(now):
+                self._give_back_waiting()
             if pause_s:
                 log.warning("push_rests target=%s seconds=%d reason=%r", self.target.name, pause_s, outcome.what)
         else:

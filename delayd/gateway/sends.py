@@ -163,7 +163,7 @@ def _queue(producer: AsyncProducer, subject: str, message: NewMessage, body: byt
         subject,
         body,
         **message.terms(),  # type: ignore[arg-type]
-        headers=message.headers,
+        headers=message.all_headers(),
         key=message.key,
         on_conflict=message.on_conflict,
         tags=message.tags,

@@ -24,6 +24,8 @@ LEASE_MS_MAX = 43_200_000
 REASON_MAX = 4_096
 LEASES_MAX = 10_000
 
+FLOW, TIMEOUT = "delayd-flow", "delayd-timeout"  # Headers of a message for its push target.
+
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
@@ -70,6 +72,16 @@ class NewMessage(When, frozen=True, kw_only=True, forbid_unknown_fields=True):
     expires_at: Instant | None = None
     ordering_key: str | None = None
     spread_ms: int | None = None
+    flow: str | None = None  # For push targets, as the header of that name.
+    timeout: str | None = None
+
+    def all_headers(self) -> dict[str, str] | None:
+        """The headers, with those that these options stand for."""
+        own = {FLOW: self.flow, TIMEOUT: self.timeout}
+        given = {name: value for name, value in own.items() if value is not None}
+        if self.timeout is not None:
+            duration(self.timeout)
+        return {**(self.headers or {}), **given} if given else self.headers
 
     def content(self) -> bytes:
         """The bytes of the message."""

@@ -28,7 +28,7 @@ from delayd.secret import SECRET_FILE
 from tests.certificates import Authority
 from tests.end_to_end.gateways import Gateway, Json, gateway_of
 from tests.end_to_end.processes import ServerProcess
-from tests.receivers import Answer, Post, Receiver, hang, receiver, status
+from tests.receivers import HANG_S, Answer, Post, Receiver, hang, receiver, status
 from tests.waiting import wait_until
 
 NOW = timedelta(0)
@@ -334,6 +334,32 @@ def test_a_flow_key_over_its_limit_holds_up_no_other_and_loses_no_attempt(cluste
     assert cluster.dead("flows") == []
 
 
+def test_messages_of_a_flow_key_are_posted_so_many_at_a_time(cluster: Cluster, web: Receiver) -> None:
+    lock, now, most = threading.Lock(), {"a": 0, "b": 0}, {"a": 0, "b": 0}
+
+    def slow(post: Post, handler: BaseHTTPRequestHandler) -> None:
+        key = post.body.decode()
+        with lock:
+            now[key] += 1
+            most[key] = max(most[key], now[key])
+        time.sleep(0.2)
+        with lock:
+            now[key] -= 1
+        status(204)(post, handler)
+
+    cluster.create("lanes", web.url, flow_concurrency=1, attempts=1)
+    web.usual = slow
+    path = "/v1/subjects/lanes/messages"
+    for key, count in (("a", 40), ("b", 5)):
+        wishes: list[Json] = [{"body": key, "delay_ms": 0, "flow": key, "timeout": "10s"}] * count
+        assert cluster.gateway.ask("POST", path, wishes).status == 200
+    web.wait(45, within_s=60)
+    assert most == {"a": 1, "b": 1}
+    assert {post.headers["delayd-attempt"] for post in web.posts} == {"1"}
+    wait_until(lambda: cluster.waiting("lanes") == 0, "all are acknowledged")
+    assert cluster.dead("lanes") == []
+
+
 def test_a_failing_target_is_left_alone_and_then_tried_with_one(cluster: Cluster, web: Receiver) -> None:
     cluster.create("ill", web.url, backoff_first="1ms", backoff_most="1ms", attempts=100)
     web.usual = status(500)
@@ -505,6 +531,25 @@ def test_a_name_is_taken_once_and_a_gateway_without_the_secret_says_so(
     with gateway_of(cluster.meta, tmp_path) as plain:
         assert plain.ask("GET", "/v1/push").code == "not_trusted"
         assert plain.ask("GET", "/healthz").status == 200
+
+
+def test_a_post_under_way_ends_though_its_target_is_changed(cluster: Cluster, web: Receiver) -> None:
+    cluster.create("changed", web.url)
+    goes_on = threading.Event()
+
+    def late(post: Post, handler: BaseHTTPRequestHandler) -> None:
+        goes_on.wait(HANG_S)
+        status(204)(post, handler)
+
+    web.answers = [late]
+    cluster.send("changed", b"{}")
+    web.wait(1)
+    cluster.run("edit", "changed", "--attempts", "3")
+    _until_served(cluster, "changed", version=2)
+    time.sleep(3)  # Longer than a stop would let it go on.
+    goes_on.set()
+    wait_until(lambda: cluster.waiting("changed") == 0, "it is acknowledged")
+    assert len(web.posts) == 1
 
 
 def test_targets_outlive_meta_and_are_served_while_it_is_away(cluster: Cluster, web: Receiver, tmp_path: Path) -> None:
