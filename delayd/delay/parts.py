@@ -280,6 +280,7 @@ class Asked:
         )
         self.endings.carriers.due = handoff.dispatcher.recurring
         handoff.dispatcher.on_recurring = self.endings.carriers.come
+        handoff.targets.on_restored = self.endings.carriers.restored
         self.endings.drain.draw = around.random_id
         self.endings.drain.when_filed = upkeep.when_filed
         self.quotas = Quotas(

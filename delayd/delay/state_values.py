@@ -11,6 +11,10 @@ TARGET_PREFIX = b"target/"  # `<subject>` Its realtime server, by log_id (rule H
 # (docs/keys.md, Records; rule C2).
 ENDED_KEY = b"ended"
 
+# When an operator last let this server go on though its directory was put back from an older copy: what recurred up to
+# then may have been sent (docs/recurring.md).
+RESTORED_KEY = b"restored"
+
 DROPPED_KEY = b"dropped"  # As in the checkpoint file: rows of schedule logs that operators gave up (rule S5).
 
 

@@ -9,8 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import delayd
+from delayd.machine.operating import WaitKind
 from delayd.reading.books import audit_directory
-from tests.end_to_end.cluster import cluster
+from tests.end_to_end.cluster import cluster, logged
+from tests.end_to_end.older_copies import copy_of, restore
 from tests.waiting import wait_until
 
 NAMES = ("one", "two", "three")
@@ -39,6 +41,30 @@ class Took:
 
     def instants(self, name: str) -> list[float]:
         return sorted(instant for each, instant in self.found if each == name)
+
+
+def test_a_restored_delay_server_decides_no_occurrence_again(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    with cluster(data) as servers:
+        address = servers.meta.address
+        with delayd.Producer(address) as producer, delayd.Consumer(address, "tick", group="g") as consumer:
+            took = Took(consumer)
+            producer.recurring("one", "tick", b"body", every=SECOND, misfire="all")
+            took.until(2, "occurrences come")
+            assert servers.delay.terminate() == 0
+            copied_s = time.time()
+            copy_of(data, "delay", backup)
+            servers.delay.start()
+            took.until(len(took.found) + 3, "occurrences come that the copy knows nothing of")
+            restore(servers, backup, "delay")
+            logged(servers.delay, "fenced by=target")
+            assert "accepted" in servers.operator.follow(WaitKind.TARGET_REFUSES, 0)
+            took.until(len(took.found) + 3, "occurrences come again")
+            info = producer.pause_recurring("one", "it is over")
+    # Two were decided already and pending in the copy, and share the fate of all messages that were.
+    twice = [instant for (_, instant), count in took.found.items() if count > 1]
+    assert all(instant < copied_s + 2 for instant in twice), "no occurrence was decided twice"
+    assert info.skipped.keys() == {"restored"} and info.skipped["restored"] >= 3
 
 
 def test_each_occurrence_comes_once_though_the_delay_server_is_killed_again_and_again(tmp_path: Path) -> None:

@@ -442,6 +442,7 @@ STATE_KEYS = (
     ("delay", hour_table, "SALVAGE_PREFIX"),
     ("delay", state_values, "DROPPED_KEY"),
     ("delay", state_values, "ENDED_KEY"),
+    ("delay", state_values, "RESTORED_KEY"),
     ("delay", key_run, "STATE_KEY"),
     ("delay", sealing, "KEY"),
     ("delay", producers, "PREFIX"),

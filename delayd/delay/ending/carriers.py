@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import msgpack
 import numpy as np
 
 from delayd.batch.batch import Batch
@@ -38,7 +39,8 @@ from delayd.delay.intake import Intake
 from delayd.delay.producers import AcceptedBatch
 from delayd.delay.reply import Reply
 from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows
-from delayd.errors import ClockInDoubt, DelaydError, NoRecurring, SlowDown
+from delayd.delay.state_values import RESTORED_KEY
+from delayd.errors import ClockInDoubt, DamagedValue, DelaydError, NoRecurring, SlowDown, key_text
 from delayd.hours import HOUR_MS
 from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done, Priority
@@ -93,6 +95,7 @@ class Carriers:
         self._again = site.alarms.alarm(self.come)
         self._aside: set[int] = set()  # Carriers that can't be read now, by their sequences.
         self._take_up = site.alarms.alarm(self._try_again)
+        self._restored_ms = _read_restored(site)
 
     # What is due.
 
@@ -126,7 +129,13 @@ class Carriers:
 
     def _recurs_ahead(self) -> Recurs:
         now_ms = self._clock.now_ms()
-        return Recurs(now_ms, now_ms + LEAD_MS)
+        return Recurs(now_ms, now_ms + LEAD_MS, self._restored_ms)
+
+    def restored(self, at_ms: int) -> None:
+        """An operator lets this server go on though its directory was put back from an older copy: what recurred up to
+        that instant may have been sent.
+        """
+        self._restored_ms = at_ms
 
     def _decided(self, told: AnswerRows | DelaydError) -> None:
         self._running = False
@@ -165,7 +174,7 @@ class Carriers:
 
         def change() -> Asks:
             now_ms = self._clock.now_ms()
-            asks[:] = [Asks(request, Recurs(now_ms, now_ms))]
+            asks[:] = [Asks(request, Recurs(now_ms, now_ms, self._restored_ms))]
             return asks[0]
 
         names = read_asked_keys(encode_asked_keys(AskedKeys(RECURRING, [request.name])))
@@ -223,6 +232,16 @@ class Carriers:
                     raise SlowDown(f"the schedule {request.name.decode()!r} is being changed at this moment; ask again")
 
         self._intake.send(batch, sent, own=True)
+
+
+def _read_restored(site: Site) -> int:
+    try:
+        value = site.state.get(RESTORED_KEY)
+    except DamagedValue as error:
+        # Nobody knows any more when that was: until now is late enough.
+        log.warning("value_rebuilt key=%s source=clock", key_text(error.key))
+        return site.clock.now_ms()
+    return 0 if value is None else int(msgpack.unpackb(value))
 
 
 def _nothing() -> None:

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import msgpack
+
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import ORIGIN_REFUSALS, Link
 from delayd.delay.handoff.target_words import AcceptedTarget, Refusers, TargetCount, TargetEnds, TargetWords
 from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine
+from delayd.delay.state_values import RESTORED_KEY
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
 from delayd.machine.alarms import FULL_AGAIN_MS
 from delayd.machine.executor import Done
@@ -67,6 +70,7 @@ class Targets:
         self._clock = site.clock
         self._worker = site.worker
         self._epoch = site.epoch
+        self.on_restored: Callable[[int], None] = _nobody_asks  # Called with the instant of such a decision.
         # Earlier lives sent no row that was due later than this (rule H5).
         self._doubt_until_ms = max(self._clock.now_ms(), intake.appended_at_ms)
         # Lost targets whose subjects are free, but a full disk could not store that; and how many of their rows are in
@@ -151,6 +155,10 @@ class Targets:
             pairs = self._words.accept(log_id, last, self._clock.now_ms())
             if restored:
                 pairs.puts.append(self._refusers.accepting(log_id))
+                restored_ms = self._clock.now_ms()
+                pairs.puts.append((RESTORED_KEY, msgpack.packb(restored_ms)))
+                # Before it is durable nothing is decided: the target that refuses this server keeps the fence up.
+                self.on_restored(restored_ms)
             self._commit(pairs, partial(said, before))
 
         def said(before: TargetCount, refused: DelaydError | None) -> None:
@@ -248,3 +256,7 @@ def _not_stored(error: DiskFull) -> DiskReserve:
 
 def _nobody_hears(told: DelaydError | str) -> None:
     """The operator's connection has gone with the life in which the decision was made."""
+
+
+def _nobody_asks(restored_ms: int) -> None:
+    """Until the part that decides about recurring schedules is made."""
