@@ -19,7 +19,7 @@ from delayd import CancelAnswer
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import BatchReceipt, Receipt
 from delayd.config import parse_address
-from delayd.net.connection import connect
+from delayd.net.entry import connect
 from delayd.wire.heads import need_int, need_map
 from delayd.wire.requests import RequestType
 

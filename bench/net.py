@@ -17,7 +17,8 @@ import uvloop
 
 from delayd.address import Endpoint
 from delayd.errors import DelaydError
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import Connection
+from delayd.net.entry import connect
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.wire.frame import Frame, FrameReader, encode_frame

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from delayd.config import parse_address
-from delayd.net.connection import connect
+from delayd.net.entry import connect
 from delayd.net.trust import prove
 from delayd.secret import SECRET_FILE, read_secret
 from delayd.wire.requests import RequestType

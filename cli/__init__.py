@@ -16,6 +16,7 @@ Servers
     gateway_command, push_commands   serve HTTP, and where due messages are POSTed to
     serve, child            start one server or all of them, watch them, and show what they write
     status_command, servers   what serves, and an operator's words on it
+    token_commands          which clients are let in, and what each may do
     subject_commands, group_commands   who has what, how far consumers are, and an operator's words on it
     owners                  who has which subjects and keys, and realtime servers that lost data
     mend                    what servers can't read: listed, taken, released, given up

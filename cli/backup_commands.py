@@ -43,7 +43,7 @@ from delayd.machine.state import LMDB_FILE
 from delayd.net.connection import Connection
 from delayd.net.cut import FOLDER, SIZES, read_sizes
 from delayd.reading.verify import verify_directory
-from delayd.secret import FILE_MODE, SECRET_FILE, Secret
+from delayd.secret import FILE_MODE, SECRET_FILE
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_bool, need_str, need_u64
 from delayd.wire.requests import RequestType
@@ -57,7 +57,6 @@ from .shared_options import (
     format_option,
     meta_option,
     secret_data_option,
-    secret_of,
     secret_option,
 )
 
@@ -203,14 +202,14 @@ def _take(
             if role not in running:
                 lock = disk.lock(f"{data}/{role}/{LOCK}", "backup")
                 stack.callback(lock.release)
-        secret = secret_of(secret_file, data) if running else None
+        operator = Operator.of(meta, secret_file, data) if running else None
 
         def cut(stage: Stage) -> ServersCut:
             found, sources = ServersCut((), True), [_stopped(data, role) for role in wanted if role not in running]
             for each in sources:
                 stage(each)
-            if running and secret is not None:
-                found = run(lambda: _cut(data, running, Operator(meta, secret), joins, stage))
+            if operator is not None:
+                found = run(lambda: _cut(data, running, operator, joins, stage))
             sources += found.sources
             return found._replace(sources=sorted(sources, key=lambda each: ROLES.index(each.role)))
 
@@ -297,7 +296,7 @@ def _server_of(data: str, role: str, known: Sequence[ask.Known], meta: str) -> a
         if (server.role, server.pid, server.alive) == (role, pid, True):
             return server
     raise ServerUnavailable(
-        f"the {role} server of {data} runs (pid {pid}), and meta at {meta} does not know it as alive; "
+        f"the {role} server of {data} runs (pid {pid}), and meta at {ask.endpoint_of(meta)} does not know it as alive; "
         "give the address of its meta server with --meta, or stop the server"
     )
 
@@ -443,14 +442,14 @@ def cut(command: Sequence[str], data: str, meta: str, secret_file: str | None) -
     $ delayd cut -- delayd backup /mnt/backup --data /var/lib/delayd --cut
     $ delayd cut -- sh backup-all.sh
     """
-    secret = secret_of(secret_file, data)
-    return run(lambda: _cut_all(command, meta, secret))
+    operator = Operator.of(meta, secret_file, data)
+    return run(lambda: _cut_all(command, operator))
 
 
-async def _cut_all(command: Sequence[str], meta: str, secret: Secret) -> int:
+async def _cut_all(command: Sequence[str], operator: Operator) -> int:
     async with AsyncExitStack() as stack:
         servers: list[Running] = []
-        asked = await stack.enter_async_context(ask.connected(ask.endpoint_of(meta), "meta server"))
+        asked = await stack.enter_async_context(ask.connected(ask.endpoint_of(operator.meta), "meta server"))
         for known in await ask.known_servers(asked):
             name = f"{known.role} server {known.log_id:016x}"
             if not known.alive:
@@ -459,7 +458,7 @@ async def _cut_all(command: Sequence[str], meta: str, secret: Secret) -> int:
             servers.append(Running(known.role, name, await stack.enter_async_context(ask.reached(known))))
         servers.append(Running("meta", "meta server", asked))
         for server in servers:
-            await ask.prove(server.connection, secret)
+            await ask.prove(server.connection, operator.secret)
         moment_ms = time.time_ns() // 1_000_000
         fixed = await cut_servers(servers, {"moment_ms": moment_ms})
         if not fixed.held:

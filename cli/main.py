@@ -185,6 +185,7 @@ PLACES = {
     "gateway": CommandPlace("gateway_command", "gateway", "Serve HTTP, for programs without a client of delayd."),
     "push": CommandPlace("push_commands", "push", "Have gateways POST due messages to URLs."),
     "dev": CommandPlace("gateway_command", "dev", "Serve HTTP in memory, with a clock that tests move."),
+    "token": CommandPlace("token_commands", "token", "Say which clients are let in, and what each may do."),
     "send": CommandPlace("send", "send", "Send messages that become due later."),
     "consume": CommandPlace("consume_command", "consume", "Take due messages and acknowledge them."),
     "work": CommandPlace("work", "work", "Call the handlers of a worker for due messages."),

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import click
 
 from delayd.client.asking import ask
-from delayd.errors import DelaydError, SlowDown
+from delayd.errors import DelaydError
 from delayd.hours import duration_text
 from delayd.net.connection import Connection
 from delayd.secret import Secret
@@ -20,9 +20,7 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_str
 from delayd.wire.requests import RequestType
 
-from .shared_options import bundle, confirm, meta_option, secret_data_option, secret_of, secret_option, yes_option
-
-BUSY_S = 10.0  # How long to repeat a request that a server is too busy for.
+from .shared_options import bundle, confirm, meta_option, operator_secret, secret_data_option, secret_option, yes_option
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -39,16 +37,20 @@ def silence(server: ask.Known) -> str:
 
 
 class Operator(NamedTuple):
-    """Somebody who decides: the address of the meta server, the cluster's secret, and whether they said yes before."""
+    """Somebody who decides: the address of the meta server, the cluster's secret, and whether they said yes before.
+
+    Without the secret they have a token that allows to administer.
+    """
 
     meta: str
-    secret: Secret
+    secret: Secret | None
     yes: bool = False
 
     @classmethod
     def of(cls, meta: str, secret_file: str | None, data: str, yes: bool = False) -> "Operator":
         """Take the options of a command. Raises BadSetting when the secret can't be had."""
-        return cls(meta, secret_of(secret_file, data), yes)
+        secret = operator_secret(secret_file, data)
+        return cls(ask.as_operator(meta, secret), secret, yes)
 
     def confirm(self, costs: str) -> None:
         """Say in one sentence what a decision costs, and ask for it unless ``--yes`` was given."""
@@ -66,7 +68,7 @@ class Operator(NamedTuple):
 
         async def told() -> str:
             async with self.at_meta() as connection:
-                return need_str(await patiently(connection, request, head), "message")
+                return need_str(await ask.patiently(connection, request, head), "message")
 
         click.echo(run(told))
 
@@ -78,19 +80,6 @@ class Operator(NamedTuple):
 operator_options = bundle("operator", Operator.of, meta_option, secret_option, secret_data_option)
 decision_options = bundle("operator", Operator.of, meta_option, secret_option, secret_data_option, yes_option)
 """The same for a command that asks before it does anything."""
-
-
-async def patiently(connection: Connection, request: RequestType, head: Mapping[str, HeadValue]) -> Head:
-    """Ask, and ask again while the server is busy."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + BUSY_S
-    while True:
-        try:
-            return await ask.ask(connection, request, head)
-        except SlowDown as error:
-            if loop.time() >= until:
-                raise
-            await asyncio.sleep(max(0.02, (error.retry_after_ms or 0) / 1000))
 
 
 async def of_each(

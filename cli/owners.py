@@ -38,7 +38,7 @@ from delayd.wire.scheduling import TargetInfo
 
 from .listing import Cell, columns, show
 from .main import OK, TRY_LATER
-from .operate import Operator, all_pages, decision_options, patiently, run
+from .operate import Operator, all_pages, decision_options, run
 from .servers import slot_owners, states_of, targets_of
 from .shared_options import CommandGroup, LogIdParam, format_option, meta_option, offer_subjects
 
@@ -150,7 +150,9 @@ async def _routes(connection: Connection) -> list[tuple[str, int]]:
 
 async def _say(connection: Connection, subject: str, log_id: int) -> str:
     # Meta stores one word at a time.
-    return need_str(await patiently(connection, RequestType.MOVE_ROUTE, {"subject": subject, "to": log_id}), "message")
+    return need_str(
+        await ask.patiently(connection, RequestType.MOVE_ROUTE, {"subject": subject, "to": log_id}), "message"
+    )
 
 
 def _count(group: GroupAt) -> int:
@@ -303,7 +305,7 @@ async def _move_slots(operator: Operator, slots: SlotSet, log_id: int, lost: boo
         return need_str(answer, "message")
 
 
-async def _released(server: ask.Known | None, log_id: int, slots: SlotSet, secret: Secret) -> Versions:
+async def _released(server: ask.Known | None, log_id: int, slots: SlotSet, secret: Secret | None) -> Versions:
     """Have the owner give slots up; returns their versions."""
     if server is None:
         raise ServerUnavailable(

@@ -525,7 +525,9 @@ async def _asked(subject: str, log_ids: Sequence[int], meta: str) -> list[QuotaL
     found: list[QuotaLimits] = []
     for log_id in log_ids:
         if log_id not in known:
-            raise ServerUnavailable(f"delay server {log_id:016x} runs, and the meta server at {meta} does not know it")
+            raise ServerUnavailable(
+                f"delay server {log_id:016x} runs, and the meta server at {ask.endpoint_of(meta)} does not know it"
+            )
         limits = NO_LIMITS
         for info in await QUOTAS.of(known[log_id], {"prefix": subject}):
             if info.subject == subject:

@@ -29,13 +29,13 @@ from .main import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE, Programs
 from .shared_options import DATA_VARIABLE, Command, bundle, examples
 
 _EXAMPLES = {
-    "meta": ("delayd meta --data /var/lib/delayd --host 10.0.0.5",),
+    "meta": ("delayd meta --data /var/lib/delayd --host 10.0.0.5 --require-token",),
     "delay": (
-        "delayd delay --data /var/lib/delayd --meta 10.0.0.5:7400 --host 10.0.0.6",
+        "delayd delay --data /var/lib/delayd --meta 10.0.0.5:7400 --host 10.0.0.6 --require-token",
         "delayd delay --config /etc/delayd.toml --retention-hours 168",
     ),
     "realtime": (
-        "delayd realtime --data /var/lib/delayd --meta 10.0.0.5:7400 --host 10.0.0.7",
+        "delayd realtime --data /var/lib/delayd --meta 10.0.0.5:7400 --host 10.0.0.7 --require-token",
         "delayd realtime --config /etc/delayd.toml --lease-ms 30000",
     ),
 }
@@ -57,6 +57,8 @@ _TEXTS = {
     "tls_key": "its key in PEM, mode 600",
     "tls_ca": "who may sign the certificates of the servers that this one connects to, in PEM",
     "tls_client_ca": "who may sign the certificates of those who connect, in PEM; nobody else is let in then",
+    "require_token": "serve nothing without a token or the cluster's secret, also while there is no token",
+    "insecure": "let other machines in without tokens: whoever connects may do all that clients can",
     "exit_with_stdin": "stop when stdin closes, as the child of a supervisor should",
     # Settings of meta.
     "cluster_id": "hexadecimal id of the cluster of a lost meta server; this server takes its place at its first start",
@@ -464,6 +466,8 @@ LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
     metavar="HOST",
     help="Name or address under which others reach this machine.  [default: that of --host]",
 )
+@click.option("--require-token", is_flag=True, help="Serve nothing without a token or the cluster's secret.")
+@click.option("--insecure", is_flag=True, help="Let other machines in without tokens.")
 @tls_options
 @click.option("--config", metavar="FILE", help="TOML file with settings below [meta], [delay] and [realtime].")
 @click.option("--gateway/--no-gateway", default=True, show_default=True, help="Serve HTTP, too, on this machine alone.")
@@ -478,6 +482,8 @@ def up(
     config: str | None,
     tls: TlsFiles,
     gateway: bool,
+    require_token: bool,
+    insecure: bool,
 ) -> int:
     """Run all servers on this machine, and a gateway for HTTP.
 
@@ -497,15 +503,18 @@ def up(
 
     $ delayd up
     $ delayd up --data /var/lib/delayd --config /etc/delayd.toml --admin-port 7410
-    $ delayd up --data /var/lib/delayd --host 0.0.0.0 --advertise-host node-1.internal
+    $ delayd up --data /var/lib/delayd --host 0.0.0.0 --advertise-host node-1.internal --require-token
     """
     common = {"data": data, "host": host, **tls._asdict()}
+    flags = {"require_token": require_token, "insecure": insecure}
     given = {**common, "config": config}
     options = [
         word for name, value in given.items() if value is not None for word in (f"--{name.replace('_', '-')}", value)
     ]
+    options += [f"--{name.replace('_', '-')}" for name, said in flags.items() if said]
+    settings = {**common, **{name: True for name, said in flags.items() if said}}
     registering = [] if advertise_host is None else ["--advertise-host", advertise_host]
-    folders = _folders(config, common, advertise_host)
+    folders = _folders(config, settings, advertise_host)
     missing = programs.gateway_lacks() if gateway else None
     if missing is not None:
         click.echo(f"delayd: no gateway runs, for it needs {missing}: pip install 'delayd[gateway]'", err=True)
@@ -518,7 +527,7 @@ def up(
         folders,
         tls,
         gateway=gateway and missing is None,
-        secret_folder=os.path.abspath(load_config(FIRST, config, _set(common)).data),
+        secret_folder=os.path.abspath(load_config(FIRST, config, _set(settings)).data),
     )
     return asyncio.run(_run(plan))
 
@@ -528,7 +537,7 @@ def _by_role(port: int | None, roles: Sequence[str]) -> dict[str, int]:
     return {} if port is None else {role: port + index if port else 0 for index, role in enumerate(roles)}
 
 
-def _folders(config: str | None, given: Mapping[str, str | None], advertise_host: str | None) -> list[str]:
+def _folders(config: str | None, given: Mapping[str, Value | None], advertise_host: str | None) -> list[str]:
     """The data directories of all servers, mostly one; BadSetting before any server starts that could not."""
     settings = _set(given)
     own: dict[str, Value] = {} if advertise_host is None else {"advertise_host": advertise_host}
@@ -536,7 +545,7 @@ def _folders(config: str | None, given: Mapping[str, str | None], advertise_host
     return sorted({os.path.abspath(each.data) for each in loaded})
 
 
-def _set(given: Mapping[str, str | None]) -> dict[str, Value]:
+def _set(given: Mapping[str, Value | None]) -> dict[str, Value]:
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -21,7 +21,6 @@ from delayd.client.asking import ask
 from delayd.errors import BadArgument, NoDelayServer, NotReady, RequestFailed, RetryLater, ServerInUse
 from delayd.machine.operating import counted
 from delayd.net.connection import Connection
-from delayd.secret import Secret
 from delayd.wire.asked import DrainOrder, DrainProgress, read_drain_progress
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_bool, need_int, need_map, need_str
@@ -31,7 +30,7 @@ from delayd.wire.scheduling import TargetInfo, read_targets
 
 from .listing import Cell, columns, progress, show
 from .main import OK, TRY_LATER
-from .operate import Operator, all_pages, decision_options, of_each, operator_options, patiently, run, silence
+from .operate import Operator, all_pages, decision_options, of_each, operator_options, run, silence
 from .shared_options import (
     Command,
     CommandGroup,
@@ -39,7 +38,6 @@ from .shared_options import (
     format_option,
     meta_option,
     secret_data_option,
-    secret_of,
     secret_option,
 )
 from .status_command import CORDONED, FENCED, SERVES, look_at
@@ -243,23 +241,25 @@ def clock(meta: str, role: str | None, trust: bool, secret_file: str | None, dat
     $ delayd clock
     $ delayd clock --role delay --trust --data /var/lib/delayd
     """
-    secret = secret_of(secret_file, data) if trust else None
-    rows, missing = run(lambda: _clocks(meta, role, secret))
+    operator = Operator.of(meta, secret_file, data) if trust else None
+    rows, missing = run(lambda: _clocks(operator.meta if operator else meta, role, operator))
     show(CLOCKS, rows, form)
     for sentence in missing:
         click.echo(f"delayd: {sentence}", err=True)
     return TRY_LATER if missing else OK
 
 
-async def _clocks(address: str, role: str | None, secret: Secret | None) -> tuple[list[tuple[Cell, ...]], list[str]]:
+async def _clocks(
+    address: str, role: str | None, operator: Operator | None
+) -> tuple[list[tuple[Cell, ...]], list[str]]:
     """The clocks of all live servers, and a sentence for each that was to trust its own and has not done so."""
     async with ask.meta(address) as connection:
         servers = await ask.known_servers(connection, role)
     missing: list[str] = []
     for server in servers:
-        if secret is not None and server.alive:
+        if operator is not None and server.alive:
             try:
-                await ask.decide(server, RequestType.TRUST_CLOCK, {}, secret)
+                await ask.decide(server, RequestType.TRUST_CLOCK, {}, operator.secret)
             except RetryLater as error:
                 missing.append(
                     f"the {server.role} server at {server.address} does not follow its clock: {error.message}"
@@ -323,7 +323,7 @@ def server_of(servers: Sequence[ask.Known], which: str) -> ask.Known:
 async def set_standing(meta: Connection, log_id: int, standing: str) -> str:
     """Have meta use a delay server otherwise from now on; what it says. The connection is trusted."""
     head: Head = {"log_id": log_id, "standing": standing}
-    return need_str(await patiently(meta, RequestType.CORDON_SERVER, head), "message")
+    return need_str(await ask.patiently(meta, RequestType.CORDON_SERVER, head), "message")
 
 
 async def drain_server(operator: Operator, which: str, told: OnTold) -> int:
@@ -382,7 +382,7 @@ async def _retries_for(realtime: ask.Known, log_id: int) -> int:
 async def slot_owners(meta: Connection) -> SlotOwners:
     """Ask meta which delay server owns which slots."""
     wanted = slots_bytes(slot_set(np.empty(0, np.intp)))
-    return read_slot_owners(await patiently(meta, RequestType.SLOTS, {"wanted": wanted}))
+    return read_slot_owners(await ask.patiently(meta, RequestType.SLOTS, {"wanted": wanted}))
 
 
 class _Drain:
@@ -438,7 +438,7 @@ class _Drain:
             order = order._replace(place=piece.place, until_sequence=piece.until_sequence)
 
     async def _piece(self, order: DrainOrder) -> DrainProgress:
-        return read_drain_progress(await patiently(self._server, RequestType.DRAIN, order.to_head()))
+        return read_drain_progress(await ask.patiently(self._server, RequestType.DRAIN, order.to_head()))
 
     async def _move_slots(self, owned: SlotSet) -> None:
         """Move keys with their messages, a group of slots after the other, in turn to those who may own keys."""
@@ -459,4 +459,4 @@ class _Drain:
                 "to": to,
                 "lost": True,
             }
-            await patiently(self._meta, RequestType.MOVE_SLOTS, head)
+            await ask.patiently(self._meta, RequestType.MOVE_SLOTS, head)

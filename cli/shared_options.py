@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from delayd.address import META_LOCAL, META_VARIABLE
+from delayd.address import META_LOCAL, META_VARIABLE, TOKEN_VARIABLE
 from delayd.config import DATA_DEFAULT
 from delayd.errors import BadArgument
 from delayd.secret import SECRET_FILE, Secret, read_secret
@@ -75,8 +75,19 @@ class DataFolder(click.Path):
         return os.fspath(value)
 
 
+def _let_in(context: click.Context, parameter: click.Parameter, address: str) -> str:
+    """Prove the secret that the environment names wherever the command connects to, unless that names a token."""
+    path = os.environ.get(SECRET_VARIABLE)
+    if not path or not os.path.exists(path) or os.environ.get(TOKEN_VARIABLE):
+        return address
+    from delayd.client.asking.ask import as_operator  # Most commands that are completed ask nobody.
+
+    return as_operator(address, read_secret(path))
+
+
 meta_option = click.option(
     "--meta",
+    callback=_let_in,
     envvar=META_VARIABLE,
     default=META_LOCAL,
     show_default=True,
@@ -205,6 +216,12 @@ def confirm(costs: str, yes: bool) -> None:
 def secret_of(secret_file: str | None, data: str) -> Secret:
     """The secret with which an operator asks. Raises BadSetting when it can't be had."""
     return read_secret(secret_file or os.path.join(data, SECRET_FILE))
+
+
+def operator_secret(secret_file: str | None, data: str) -> Secret | None:
+    """The same; None for an operator who has a token, and no secret at the default place."""
+    has_token = bool(os.environ.get(TOKEN_VARIABLE)) and not secret_file
+    return None if has_token and not os.path.exists(os.path.join(data, SECRET_FILE)) else secret_of(secret_file, data)
 
 
 class BooksPlace(DataFolder):

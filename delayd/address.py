@@ -1,9 +1,11 @@
 """Address: reads ``host:port`` and ``delayds://host:port`` texts, and chooses the meta server's address when none was
 given.
 
-     delayd://[TOKEN@]HOST:PORT[?in_clear=yes]                       as HOST:PORT; a token is sent to this machine only,
-                                                                     unless ``in_clear`` says that others may read it
-     delayds://[TOKEN@]HOST:PORT[?ca=FILE&cert=FILE&key=FILE&name=NAME]      over TLS
+     delayd://[TOKEN@]HOST:PORT[?in_clear=yes]     as HOST:PORT; a token is sent to this machine only, unless
+                                                   ``in_clear`` says that others may read it
+     delayds://[TOKEN@]HOST:PORT[?ca=FILE&cert=FILE&key=FILE&name=NAME]     over TLS
+
+Both may have ``secret=FILE``, the cluster's secret, which is proved to each server.
 
 A host is an IP address, or a name that the resolver can be asked for: labels of letters, digits, hyphens and
 underscores. IDNA turns names outside of ASCII into such labels. Whether a host exists is found out by connecting.
@@ -34,7 +36,8 @@ INSIDE_SUFFIX = ".inside.invalid"  # Such a name is found nowhere else, on no ne
 Host = Annotated[str, "host"]
 Port = Annotated[int, "1..65535"]
 
-_SCHEMES = {"delayd": ("in_clear",), "delayds": ("ca", "cert", "key", "name")}  # What each may have behind "?".
+_TLS_NAMES = ("ca", "cert", "key", "name")
+_SCHEMES = {"delayd": ("in_clear", "secret"), "delayds": (*_TLS_NAMES, "secret")}  # What each may have behind "?".
 _TEXT_SHOWN = 300  # This much of a text that is not an address is shown: enough to see where it came from.
 
 
@@ -54,9 +57,10 @@ class Access(NamedTuple):
     tls: Tls | None = None
     token: str = ""
     in_clear: bool = False  # The token may be sent without TLS, too.
+    secret: str = ""  # The file with the cluster's secret, for an operator or a server.
 
     def __repr__(self) -> str:
-        return f"Access(tls={self.tls}, token={'…' if self.token else ''!r})"
+        return f"Access(tls={self.tls}, token={'…' if self.token else ''!r}, secret={self.secret!r})"
 
 
 OPEN = Access()
@@ -85,12 +89,24 @@ class Endpoint(NamedTuple):
         """The text that `read_address` reads back whole, with its access; it may have a token in it."""
         if self.access == OPEN:
             return str(self)
-        tls, token, in_clear = self.access
+        tls, token, in_clear, secret = self.access
         asked = {"in_clear": "yes"} if in_clear else {}
         if tls is not None:
-            asked = {name: value for name in _SCHEMES["delayds"] if (value := getattr(tls, name))}
+            asked = {name: value for name in _TLS_NAMES if (value := getattr(tls, name))}
+        if secret:
+            asked["secret"] = secret
         user = f"{quote(token, safe='')}@" if token else ""
         return f"delayd{'s' * (tls is not None)}://{user}{self}{f'?{urlencode(asked)}' if asked else ''}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether nobody on another machine reaches it."""
+        return self.is_inside or is_loopback(self.host)
+
+    @property
+    def shown(self) -> Access:
+        """How this side enters: as `access` says; a program asks itself for nothing."""
+        return OPEN if self.is_inside else self.access
 
     @property
     def is_inside(self) -> bool:
@@ -158,10 +174,11 @@ def _access(scheme: str, token: str, asked: Mapping[str, str]) -> Access | str:
     if scheme == "delayd":
         if asked.get("in_clear", "yes") != "yes":
             return "in_clear= of a delayd:// address is yes, or is left out"
-        return Access(token=token, in_clear="in_clear" in asked)
+        return Access(None, token, "in_clear" in asked, asked.get("secret", ""))
     if bool(asked.get("cert")) != bool(asked.get("key")):
         return "cert= and key= of a delayds:// address go together: give both files, or neither"
-    return Access(Tls(**asked), token)
+    files = {name: value for name, value in asked.items() if name in _TLS_NAMES}
+    return Access(Tls(**files), token, secret=asked.get("secret", ""))
 
 
 def _read_place(text: str) -> Endpoint | str:
@@ -176,6 +193,16 @@ def _read_place(text: str) -> Endpoint | str:
     if not (port.isascii() and port.isdigit() and len(port) <= PORT_DIGITS_MAX and 0 < int(port) <= PORT_MAX):
         return f"the port of {shown} must lie within 1 and {PORT_MAX}; write host:port, such as {META_LOCAL}"
     return Endpoint(bare, int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 HOST_BYTES_MAX = 253  # The longest name in DNS.

@@ -82,6 +82,8 @@ class ServerConfig:
     tls_key: str = ""
     tls_ca: str = ""
     tls_client_ca: str = ""
+    require_token: bool = False  # Nothing is served without a token or the secret, also while there is no token.
+    insecure: bool = False  # Other machines may connect, and whoever does may do all that clients can.
     exit_with_stdin: bool = False  # For a child process: it ends when the process at the other end of its stdin ends.
 
     def __post_init__(self) -> None:
@@ -89,6 +91,7 @@ class ServerConfig:
             _check(self.role, each, getattr(self, each.name))
         self._check_tls()
         self._check_address()
+        self._check_open()
         self._check_relations()
 
     @property
@@ -119,6 +122,17 @@ class ServerConfig:
         for name in ("tls_ca", "tls_client_ca"):
             alone = bool(getattr(self, name)) and not self.tls_cert
             self._need(not alone, name, "nothing is encrypted without tls_cert and tls_key: set them, too")
+
+    def _check_open(self) -> None:
+        """Refuse to serve other machines unless somebody has said on which terms."""
+        if not (self.require_token or self.insecure or self.listens.is_here):
+            what = f"{self.host} lets other machines in, and whoever reaches the port could send, take and cancel"
+            raise _bad(
+                self.role,
+                "host",
+                f"{what}; set require_token, and make tokens with `delayd token create`, or set insecure when only"
+                " those who may do all this can reach it",
+            )
 
     def _check_address(self) -> None:
         """Refuse an address that nobody could use."""

@@ -29,6 +29,7 @@ __all__ = [
     "BadSetting",
     "BadSubject",
     "BadTags",
+    "BadToken",
     "BadVersion",
     "BatchMalformed",
     "BatchNumberReused",
@@ -61,6 +62,7 @@ __all__ = [
     "NoDelayServer",
     "NoRealtimeServer",
     "NoRecurring",
+    "NotAllowed",
     "NotEncrypted",
     "NotOrdered",
     "NotOwner",
@@ -307,6 +309,14 @@ class BadSetting(CallerError):
 
 class NotTrusted(CallerError):
     """A request for servers and operators only, and the peer has not proved this cluster's secret."""
+
+
+class BadToken(CallerError):
+    """A token that no server of this cluster takes: it is unknown, was revoked, or is over."""
+
+
+class NotAllowed(CallerError):
+    """A request that needs a token, or another one: this one does not allow it for this subject."""
 
 
 class WrongCluster(CallerError):

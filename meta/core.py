@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -43,6 +43,7 @@ from delayd.machine.executor import Done, Executor
 from delayd.machine.operating import Wait, WaitKind
 from delayd.machine.state import OperatorLog, State
 from delayd.net.machine import SERVER_PREFIX
+from delayd.net.tokens import TokenBook
 from delayd.wire.heads import U64_MAX
 from delayd.wire.meta import (
     SUBJECTS_MAX,
@@ -60,6 +61,7 @@ from delayd.wire.meta import (
     slots_text,
 )
 from delayd.wire.push import PushTarget, PushTargets
+from delayd.wire.tokens import TokenPage, TokenRecord
 
 from .push import PushTable, target_key, target_value
 from .registry import CordonTable, Registry, RegistryTerms, ServerStanding, key_of
@@ -77,6 +79,7 @@ from .slots import (
     read_slot_table,
     slot_table_value,
 )
+from .tokens import TokenTable, token_key, token_value
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +136,9 @@ class Meta:
         self._slots, self._members = _stored_slots(state)
         self._cordons = CordonTable(state)
         self._push = PushTable(state, path, clock)
+        self._tokens = TokenTable(state, path)
+        self.book = TokenBook()  # What this server itself knows of them.
+        self.book.take(self._tokens.whole())
         self._operators = OperatorLog(state)
         self._moves, moves_lost = _stored_moves(state, path)
         # A lost move may have had the highest number, and no number is given twice.
@@ -443,6 +449,46 @@ class Meta:
         self._gathered.removes.append(target_key(name))
         self._gathered.after.append(partial(self._push.remove, name))
         self._decide(f"deleted the push target {name}", on_done)
+
+    @property
+    def token_revision(self) -> int:
+        """Another one when any token is."""
+        return self._tokens.revision
+
+    def tokens(self, after: str) -> TokenPage:
+        """A page of the tokens."""
+        self._tokens.heard(self.book.used())
+        return self._tokens.page(after)
+
+    def tokens_used(self, used: Mapping[str, int]) -> None:
+        """Hear from a server which tokens were used, and when."""
+        self._tokens.heard(used)
+
+    def set_token(self, record: TokenRecord, is_new: bool, on_done: OnDone) -> None:
+        """Keep a token, because an operator says so. Raises SlowDown as `forget` does, BadArgument and BadSubject when
+        it can't be kept.
+        """
+        self._need_quiet()
+        self._tokens.check_change(record, is_new=is_new)
+        self._gathered.puts[token_key(record.name)] = token_value(record)
+        self._gathered.after.append(partial(self._token_set, record))
+        self._decide(f"the token {record.name} is for {record.rights}", on_done)
+
+    def revoke_token(self, name: str, on_done: OnDone) -> None:
+        """Forget a token, because an operator says so. Raises as `set_token` does."""
+        self._need_quiet()
+        self._tokens.check_known(name)
+        self._gathered.removes.append(token_key(name))
+        self._gathered.after.append(partial(self._token_removed, name))
+        self._decide(f"revoked the token {name}", on_done)
+
+    def _token_set(self, record: TokenRecord) -> None:
+        self._tokens.set(record)
+        self.book.take(self._tokens.whole())
+
+    def _token_removed(self, name: str) -> None:
+        self._tokens.remove(name)
+        self.book.take(self._tokens.whole())
 
     def _decide(self, told: str, on_done: OnDone) -> None:
         """Store an operator's decision with the changes that it makes."""

@@ -36,7 +36,9 @@ from delayd.wire.exposition import Family
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
     need_bool,
+    need_instant,
     need_int,
+    need_map,
     need_str,
     need_strs,
     need_u64,
@@ -59,6 +61,7 @@ from delayd.wire.metrics import Asked, families_of
 from delayd.wire.push import PushTarget
 from delayd.wire.requests import META_LIMITS, RequestType, not_served
 from delayd.wire.status import status_head
+from delayd.wire.tokens import TokenRecord
 
 from .core import Meta
 from .registry import RegistryTerms, read_standing
@@ -106,6 +109,9 @@ class MetaService:
             RequestType.PUSH_TARGETS: self._push_targets,
             RequestType.SET_PUSH_TARGET: self._decide,
             RequestType.DELETE_PUSH_TARGET: self._decide,
+            RequestType.TOKENS: self._tokens,
+            RequestType.SET_TOKEN: self._decide,
+            RequestType.REVOKE_TOKEN: self._decide,
         }
 
     def open(self) -> None:
@@ -129,11 +135,13 @@ class MetaService:
             if moved:
                 log.warning("moved servers_are_told_of_when=they_have_registered_here")
             secret = self._machine.secret(config)
-            self._guard = Guard(secret, config.role, self._identity.log_id, lambda: self._cluster_id)
             self._cuts = Cuts(config.folder, self._identity.log_id, self._state, self._executor)
             self._handlers.update(self._cuts.handlers)
             terms = RegistryTerms(config.lease_ms, moved)
             self._core = Meta(self._state, path, self._executor, self._clock, terms, self._fail_core)
+            book = self._server.book = self._core.book
+            book.required = config.require_token
+            self._guard = Guard(secret, config.role, self._identity.log_id, lambda: self._cluster_id, book)
         except DelaydError:
             self._close()
             raise
@@ -231,6 +239,7 @@ class MetaService:
                     head["slot_peers"] = None if peers is None else members_head(peers)
                 head |= self._core.cordons().to_head()
                 head["boot"] = self._clock.boot_mark
+                head["tokens"] = self._core.token_revision
                 connection.answer(frame.request_id, self._told(head))
             self._idle.set()
 
@@ -239,6 +248,8 @@ class MetaService:
         if listens_everywhere(host):
             raise BadRequest(f"host is {host}, where nobody could reach this server", field="host")
         claims = read_slot_claims(frame.head) if server.role == "delay" and "slots" in frame.head else None
+        used = need_map(frame.head, "used") if "used" in frame.head else {}
+        self._core.tokens_used({name: need_instant(used, name) for name in used})
         self._core.register(server, on_stored, claims)
 
     def _routes(self, connection: Connection, frame: Frame) -> None:
@@ -276,9 +287,20 @@ class MetaService:
             self._core.set_push_target(read_row(PushTarget, head), need_int(head, "was"), on_done)
         elif frame.type == RequestType.DELETE_PUSH_TARGET:
             self._core.delete_push_target(need_str(head, "name"), on_done)
+        elif frame.type == RequestType.SET_TOKEN:
+            self._core.set_token(read_row(TokenRecord, head), need_bool(head, "is_new"), on_done)
+        elif frame.type == RequestType.REVOKE_TOKEN:
+            self._core.revoke_token(need_str(head, "name"), on_done)
         else:
             slots, versions, lost = need_slots(head, "slots"), need_versions(head), need_bool(head, "lost")
             self._core.move_slots(slots, versions, need_u64(head, "to"), on_done, lost=lost)
+
+    def _tokens(self, connection: Connection, frame: Frame) -> None:
+        page = self._core.tokens(need_str(frame.head, "after"))
+        listed: list[HeadValue] = [record.to_head() for record in page.tokens]
+        connection.answer(
+            frame.request_id, self._told({"revision": page.revision, "tokens": listed, "more": page.more})
+        )
 
     def _push_targets(self, connection: Connection, frame: Frame) -> None:
         head = frame.head

@@ -104,13 +104,14 @@ class RealtimeServer:
         assert home is not None and core is not None, "it was opened"
         secret, place = self._machine.secret(config), self._machine.place(config.folder)
         membership = Membership(secret, home.state, home.state_path, place, core.fence)
+        membership.tokens.required = config.require_token
         membership.begin(fresh=core.epoch == 1)
         self._guard = membership.guard(config.role, core.log_id)
         core.cluster_id = lambda: membership.cluster_id
         self._cuts = Cuts(config.folder, core.log_id, home.state, home.executors[-1])
         core.serve_too(self._cuts.handlers)
         self._timer = Timer(asyncio.get_running_loop(), self._on_timer)
-        self._server = Server(self, limits=REALTIME_LIMITS, unheard=core.unheard)
+        self._server = Server(self, limits=REALTIME_LIMITS, unheard=core.unheard, book=membership.tokens)
         core.shell_status = self._server.status
         self._listens = await self._server.listen(self._listens)
         self._rearm()
@@ -127,7 +128,9 @@ class RealtimeServer:
         self._courier = Courier(core.retries, LETTERS, self._registration, membership, self._rearm)
         core.shell_waits = self._courier.waits
         self._courier.start()
-        self._farewell = Farewell(core.groups, config.meta_endpoint.url, self._rearm)
+        mine = config.meta_endpoint
+        as_server = mine._replace(access=mine.access._replace(secret=secret.path))
+        self._farewell = Farewell(core.groups, as_server.url, self._rearm)
         self._farewell.start()
         home.every(RETAIN_EVERY_S, core.retain)
         return self._listens

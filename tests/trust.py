@@ -5,7 +5,8 @@ from pathlib import Path
 
 from delayd.address import Endpoint
 from delayd.machine.operating import Fence
-from delayd.net.connection import Connection, Handler, connect
+from delayd.net.connection import Connection, Handler
+from delayd.net.entry import connect
 from delayd.net.trust import Membership, prove
 from delayd.secret import SECRET_FILE, Secret
 from delayd.testing.state import MemoryState

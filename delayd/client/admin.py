@@ -233,6 +233,8 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
             an operator decides about groups and quotas needs it.
         timeout_ms: how long a call may take. One that pages through dead letters or retries, or ends or moves them,
             may take as long for each of its pieces.
+        token: what lets this client in where servers ask for tokens (docs/security.md); it must not be in a repository.
+            The default is the environment variable DELAYD_TOKEN, or none.
     """
 
     def _begin(self, meta: str, settings: ProducerSettings) -> None:

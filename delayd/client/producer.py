@@ -110,6 +110,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         queue_bytes_max: how many bytes of sends may have no outcome yet. When there are more, a send waits for room.
         timeout_ms: how long a send waits for room in the queue, and then for its outcome.
         horizon: how far ahead a message may be due at most; 732 days is the limit.
+        token: what lets this client in where servers ask for tokens (docs/security.md); it must not be in a repository.
+            The default is the environment variable DELAYD_TOKEN, or none.
         connect_timeout: how long a call goes on when no server can be connected to, as when none runs; then it raises
             ServerUnavailable. None: as long as ``timeout_ms``, so that a call outlasts a restart.
     """

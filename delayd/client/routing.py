@@ -56,11 +56,15 @@ from delayd.client.instants import clock_of, monotonic_us
 from delayd.client.limits import need_address
 from delayd.errors import (
     AlreadyClosed,
+    BadArgument,
     BadRequest,
+    BadSetting,
+    BadToken,
     ConnectionLost,
     DelaydError,
     NoDelayServer,
     NoRealtimeServer,
+    NotAllowed,
     NotOwner,
     OwnerUnknown,
     RequestFailed,
@@ -69,7 +73,8 @@ from delayd.errors import (
     UnknownRequest,
     UnknownServer,
 )
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import Connection
+from delayd.net.entry import connect
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import need_instant, need_u64
 from delayd.wire.meta import (
@@ -230,8 +235,11 @@ class ServerLink:
             self._failed()
             # Only the greeting was asked, so no request can have been served.
             raise ServerUnavailable(f"{self.address} takes connections and answers nothing: it hangs") from error
-        except AlreadyClosed:
-            raise  # The home of this client is in this process, and was closed: it never comes back.
+        except (AlreadyClosed, BadToken, BadArgument, BadSetting, NotAllowed):
+            # The home of this client is in this process, and was closed: it never comes back. Or this client is not let
+            # in: another try would change nothing, and somebody should hear of it at once.
+            self._failed()
+            raise
         except DelaydError as error:
             self._failed()
             raise ServerUnavailable(f"{self.address} takes no requests: {error.message}") from error

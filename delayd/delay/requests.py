@@ -3,14 +3,14 @@
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import HEADER, BatchKind, Buffer, Int64s
 from delayd.batch.names import check_subject
-from delayd.batch.validate import refused_rows
+from delayd.batch.validate import check_subjects, refused_rows
 from delayd.delay.core import DelayCore
 from delayd.delay.ending.requested import RequestWish
 from delayd.delay.producers import AcceptedBatch, Allowance
@@ -77,8 +77,22 @@ Answer = tuple[Head, Sequence[Buffer]]  # Head and body.
 T = TypeVar("T")
 
 
+class Entry(Protocol):
+    """`delayd.net.tokens.Pass`; both raise NotAllowed."""
+
+    def check_table(self, kind: RequestType, table: bytes, subjects: Callable[[], Iterable[bytes]]) -> None:
+        """Look at the table of subjects of a batch."""
+
+    def check_whole(self, kind: RequestType) -> None:
+        """Look at a request that may concern any subject."""
+
+
 class Peer(Protocol):
     """The connection that asked."""
+
+    @property
+    def entry(self) -> Entry | None:
+        """What its token lets it ask for; None when that is everything that others may."""
 
     def answer(self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = ()) -> None:
         """Answer a request."""
@@ -217,8 +231,8 @@ class Requests:
         request_id = frame.request_id
         if len(places) == 1:
             # Single sends make such frames, a thousand times a second: the result of the one batch is the answer.
-            batch, answer = _parse(frame.body), partial(self._answer_one, peer, request_id)
-            if isinstance(batch, BatchMalformed):
+            batch, answer = _parse_sent(frame.body, peer.entry), partial(self._answer_one, peer, request_id)
+            if isinstance(batch, DelaydError):
                 answer(batch, False)
             else:
                 self._core.send(batch, answer, allowance)
@@ -231,9 +245,10 @@ class Requests:
                 in_order = [results[at] for at in range(len(places))]
                 peer.answer(request_id, self._head(results=results_head(in_order)), results_body(in_order))
 
-        begin = self._take(frame.body, places, answered, allowance, 0)
+        take = partial(self._take, (frame.body, peer.entry), places, answered, allowance)
+        begin = take(0)
         if begin < len(places):
-            self._later(partial(self._take, frame.body, places, answered, allowance), begin, len(places))
+            self._later(take, begin, len(places))
 
     def _send_again(self, peer: Peer, frame: Frame) -> None:
         """Take messages that come again to their group: one batch of a realtime server."""
@@ -287,19 +302,20 @@ class Requests:
 
     def _take(
         self,
-        body: memoryview,
+        sent: tuple[memoryview, Entry | None],
         places: Sequence[tuple[int, int]],
         answered: Callable[[int, AcceptedBatch | DelaydError, bool], None],
         allowance: Allowance,
         begin: int,
     ) -> int:
         """Take a piece of the batches of a SEND; returns where the next piece begins."""
+        body, entry = sent
         end = min(begin + PIECE_BATCHES, len(places))
         for index in range(begin, end):
             start, size = places[index]
-            batch = _parse(body[start : start + size])
+            batch = _parse_sent(body[start : start + size], entry)
             # An error of one batch is told for that batch alone; its neighbours are kept.
-            if isinstance(batch, BatchMalformed):
+            if isinstance(batch, DelaydError):
                 answered(index, batch, False)
             else:
                 self._core.send(batch, partial(answered, index), allowance)
@@ -343,15 +359,21 @@ class Requests:
 
         answered = _tell(peer, frame, told)
         names = read_asked_keys(frame.body)
+        kind, entry = RequestType(frame.type), peer.entry
         if names is not None:
+            if entry is not None:
+                asked = parse(frame.body)
+                entry.check_table(kind, asked.subject_table, asked.subjects)
             wanted_at_ms = wanted_of_keys(names, moves=frame.type == RequestType.RESCHEDULE)
-            wish = _WISHES[RequestType(frame.type)]
+            wish = _WISHES[kind]
             tries = None if wish is RequestWish.GET else read_tries(frame.head, names)
             self._core.asked.endings.ask_by_key(wish, names, answered, wanted_at_ms, tries)
             return
         subject = need_str(frame.head, "subject").encode() if "subject" in frame.head else b""
         if subject:
             check_subject(subject)
+        elif entry is not None:
+            entry.check_whole(kind)
         if frame.type == RequestType.RESCHEDULE:
             moved_by = read_move_try(frame.head)
             self._core.asked.endings.reschedule(*read_moves(frame.body), answered, subject, moved_by)
@@ -449,6 +471,20 @@ def places_of(body: Buffer) -> list[tuple[int, int]]:
     if not places:
         raise BatchMalformed("a SEND without a batch; put at least one into its body")
     return places
+
+
+def _parse_sent(body: memoryview, entry: Entry | None) -> Batch | DelaydError:
+    """View a batch of a client, and check that its token allows to send to each of its subjects."""
+    batch = _parse(body)
+    if entry is None or isinstance(batch, BatchMalformed):
+        return batch
+    try:
+        # The table is not proved yet, and must be whole before it is read.
+        check_subjects(batch)
+        entry.check_table(RequestType.SEND, batch.subject_table, batch.subjects)
+    except DelaydError as error:
+        return error
+    return batch
 
 
 def _parse(data: memoryview) -> Batch | BatchMalformed:

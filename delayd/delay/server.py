@@ -22,9 +22,10 @@ from delayd.errors import BadArgument, ConnectionLost, DelaydError, NotReady
 from delayd.log.control import QuotaLimits
 from delayd.machine.identity import draw_id
 from delayd.machine.operating import WaitKind
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import Connection
 from delayd.net.courier import Courier, CourierTerms
 from delayd.net.cut import Cuts, Hold
+from delayd.net.entry import connect
 from delayd.net.held_start import HeldServer, Lives
 from delayd.net.home import Home, abandon
 from delayd.net.machine import REAL_MACHINE, Machine
@@ -130,6 +131,7 @@ class DelayServer:
         membership = self._membership = Membership(
             secret, home.state, home.state_path, place, core.fence, core.ask_targets_first
         )
+        membership.tokens.required = config.require_token
         membership.begin(fresh=core.site.identity.epoch == 1)
         self._registration = Registration(
             config.meta_endpoint,
@@ -147,7 +149,7 @@ class DelayServer:
         cut_terms = (config.folder, core.site.identity.log_id, home.state, home.executors[-1])
         self._cuts = Cuts(*cut_terms, self._hold.begin, self._hold.end)
         self._requests = Requests(core, home.clock, self._status, self._soon, self._cuts.handlers, self._hold.leave)
-        self._server = Server(self, limits=DELAY_LIMITS, unheard=home.clock.stood_still)
+        self._server = Server(self, limits=DELAY_LIMITS, unheard=home.clock.stood_still, book=membership.tokens)
         self._listens = await self._server.listen(self._listens)
         self._registration.start()
         self._courier.start()

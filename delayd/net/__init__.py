@@ -8,6 +8,8 @@ A connection
     endpoint      how an endpoint is dialled and listened on
     tls           what encrypts a connection, and who has the certificate for it
     inside        connections within one process, with no sockets
+    entry         how a side that dials is let in: its token, its secret
+    tokens        which tokens a server knows, and what each connection may ask for
     trust         both ends prove the cluster's secret; a server is the only one of its log_id
 The listening side
     server        accepts connections and gives all of them one handler; the longest wait of its loop

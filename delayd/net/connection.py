@@ -48,8 +48,8 @@ from delayd.net.budget import (
     Budget,
 )
 from delayd.net.calls import SEVERAL_FRAMES, Calls, OnAnswer, Writer, lost, outcome
-from delayd.net.endpoint import dial
 from delayd.net.tls import CHANNEL
+from delayd.net.tokens import Pass
 from delayd.wire.frame import ANSWER, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
 from delayd.wire.heads import error_head
 from delayd.wire.requests import RequestLimits, RequestType, request_type
@@ -70,7 +70,7 @@ PROBE_AFTER_S = 30
 PROBE_EVERY_S = 10
 CONNECT_MS_DEFAULT = 5_000  # A lost first packet is sent again after 1 and after 3 s.
 
-PROOF = frozenset({RequestType.CHALLENGE, RequestType.PROVE})
+PROOF = frozenset({RequestType.CHALLENGE, RequestType.PROVE, RequestType.TOKEN})
 UNBOUNDED = 1 << 62  # Units of a turn, for a connection without a budget.
 
 _CONNECTION_ITSELF = 0  # The request id of an error that concerns no single request.
@@ -98,7 +98,7 @@ class Handler(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One end of a connection; made by `connect` or by a Server."""
+    """One end of a connection; made by `delayd.net.entry.connect` or by a Server."""
 
     def __init__(
         self,
@@ -110,6 +110,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         loop = asyncio.get_running_loop()
         self.peer = "a peer"
+        self.entry: Pass | None = None  # What the peer's token lets it ask for.
         self.access = OPEN  # How this side was let in, if it has dialled.
         self.channel = b""  # Both ends know it of one encrypted connection (delayd.net.tls); empty for any other.
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -635,14 +636,3 @@ def _set_up(line: socket.socket) -> None:
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
-
-
-async def connect(
-    endpoint: Endpoint,
-    handler: Handler | None = None,
-    timeout_ms: float = CONNECT_MS_DEFAULT,
-) -> Connection:
-    """Connect to a server; ServerUnavailable if it can't be reached in time: then nothing was sent to it."""
-    connection = await dial(endpoint, lambda: Connection(handler), timeout_ms)
-    connection.access = endpoint.access
-    return connection

@@ -16,7 +16,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from delayd.errors import BadRequest, ConnectionLost, DelaydError, ServerUnavailable, error_by_code
 from delayd.machine.operating import LogLimit, Wait, WaitKind
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import Connection
+from delayd.net.entry import connect
 from delayd.net.trust import Membership
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (

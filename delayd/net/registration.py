@@ -21,7 +21,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from delayd.address import Endpoint
 from delayd.errors import DelaydError, FencedInstance, RequestFailed, ServerStopped, ServerUnavailable, Stopping
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import Connection
+from delayd.net.entry import connect
 from delayd.net.trust import Membership
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.heads import (
@@ -50,6 +51,7 @@ from delayd.wire.meta import (
     slots_bytes,
 )
 from delayd.wire.requests import RequestType
+from delayd.wire.tokens import TokenPage, TokenRecord, read_page
 
 BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.
 BACK_OFF_MS_MAX = 2_000  # Below a lease, so that a server that was away is alive again soon after meta is back.
@@ -243,7 +245,9 @@ class Registration:
         return self._connection
 
     async def _register(self, connection: Connection) -> int:
+        tokens = self._membership.tokens
         head = self._describe().to_head()
+        head["used"] = {**tokens.used()}
         orders = self._orders
         if orders is not None and orders.moves is not None and orders.slots is not None:
             head["moves_seen"] = orders.moves.seen
@@ -254,6 +258,8 @@ class Registration:
         self._membership.joined(need_u64(answer.head, "cluster_id"))
         if self._on_now_ms is not None:
             self._on_now_ms(now_ms, need_str(answer.head, "boot") if "boot" in answer.head else "")
+        if "tokens" in answer.head and need_u64(answer.head, "tokens") != tokens.revision:
+            self._membership.heard_tokens(await self._tokens(connection))
         if orders is not None:
             orders.on_cordons(read_cordons(answer.head))
         if orders is not None and orders.moves is not None and orders.slots is not None:
@@ -266,6 +272,17 @@ class Registration:
         self.state = RegistrationState.REGISTERED
         self._registered.set()
         return heartbeat_ms
+
+    async def _tokens(self, connection: Connection) -> TokenPage:
+        """All tokens that meta knows."""
+        records: list[TokenRecord] = []
+        while True:
+            after = records[-1].name if records else ""
+            page = read_page((await connection.request(RequestType.TOKENS, {"after": after}, (), REQUEST_MS_MAX)).head)
+            records += page.tokens
+            # When one has changed between two pages, the next registration finds another revision.
+            if not page.more or not page.tokens:
+                return TokenPage(page.revision, records, more=False)
 
     def _failed(self, error: DelaydError) -> None:
         last = (self.state, self._refusal)

@@ -30,6 +30,7 @@ from delayd.net.budget import connections_max as connections_of_this_process
 from delayd.net.connection import RETRY_CONNECT_MS, Connection, Handler
 from delayd.net.endpoint import Listening, listen
 from delayd.net.timer import Ticks
+from delayd.net.tokens import TokenBook
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestLimits
 
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 class Server:
     """Accepts connections for a handler. ``unheard`` hears for how many ms nobody could be heard, because the loop
-    stood still.
+    stood still. ``book`` says whose token is over.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Server:
         limits: RequestLimits | None = None,
         bounds: Bounds = BOUNDS,
         unheard: Callable[[int], None] = lambda ms: None,
+        book: TokenBook | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
@@ -71,6 +73,7 @@ class Server:
         # Finds out whether the loop stood still; a handler calls it before it judges by anybody's silence.
         self.look = self._watch.look
         self._unheard = unheard
+        self.book = book
         self._looks: Ticks | None = None
         self._listening: Listening | None = None
 
@@ -134,6 +137,8 @@ class Server:
         self._watch.look()
         if self._listening is not None:
             self._listening.look()
+        if self.book is not None:
+            self.book.look(self.connections)
         now = self._loop.time()
         for connection in list(self.connections):
             connection.look(now)

@@ -27,11 +27,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from delayd.address import TOKEN_VARIABLE
 from delayd.errors import (
     BadRequest,
     DelaydError,
     EpochOutOfRange,
     FencedInstance,
+    NotAllowed,
     NotReady,
     NotTrusted,
     PlaceTaken,
@@ -44,6 +46,7 @@ from delayd.machine.identity import keep_cluster_id, keep_place, known_cluster_i
 from delayd.machine.operating import META, Fence, WaitKind
 from delayd.machine.state import State
 from delayd.net.connection import PROOF, Connection
+from delayd.net.tokens import TokenBook, keep_tokens, now_ms, read_kept
 from delayd.secret import NONCE_BYTES, Exchange, Secret
 from delayd.wire.frame import Frame, Head
 from delayd.wire.heads import (
@@ -52,10 +55,17 @@ from delayd.wire.heads import (
     need_u64,
 )
 from delayd.wire.requests import RequestType
+from delayd.wire.tokens import Right, TokenPage
+
+log = logging.getLogger(__name__)
 
 # Requests of servers and of operators: they register, hand messages over, or change what a server keeps or serves.
 NEEDS_TRUST = frozenset(kind for kind in RequestType if kind.terms.trusted)
 GUARDED = PROOF | NEEDS_TRUST
+# These change nothing, or are one of many pieces of what was told before.
+NOT_TOLD = frozenset({RequestType.TOKENS, RequestType.CUT_READY, RequestType.DRAIN})
+# Fields that a line about an administrative request has, if the request has them.
+TOLD = ("name", "subject", "group", "role", "log_id", "to", "id", "decision", "rights")
 
 
 class Proved(NamedTuple):
@@ -67,10 +77,13 @@ class Proved(NamedTuple):
 
 
 class Guard:
-    """The side that was dialled: it answers challenges, and refuses requests that need trust from other peers."""
+    """The side that was dialled: it answers challenges, takes tokens, and refuses what a peer may not ask for."""
 
-    def __init__(self, secret: Secret, role: str, log_id: int, cluster_id: Callable[[], int]) -> None:
+    def __init__(
+        self, secret: Secret, role: str, log_id: int, cluster_id: Callable[[], int], book: TokenBook | None = None
+    ) -> None:
         self._secret = secret
+        self._book = book or TokenBook()
         self._role = role
         self._log_id = log_id
         self._cluster_id = cluster_id
@@ -83,23 +96,56 @@ class Guard:
         Raises:
             NotTrusted: the request needs a proof that this connection has not given, or the proof is wrong.
             WrongCluster: the peer has the secret and belongs to another cluster.
+            NotAllowed: the request needs a token, or one with another right.
+            BadToken: the token that it shows is not valid.
+            SlowDown: the peer's token has used what it has of this second.
         """
-        if frame.type not in GUARDED:
+        if frame.type not in GUARDED and not self._book.is_closed:
             return False
-        if frame.type in NEEDS_TRUST:
-            if connection.trusted:
-                return False
-            name = RequestType(frame.type).name
-            raise NotTrusted(
-                f"{name} is for servers and operators of this cluster; prove its secret first: "
-                "give the file with --secret-file, or the data directory that holds it with --data"
-            )
+        if frame.type not in PROOF:
+            self._check(connection, frame)
+            return False
         if frame.type == RequestType.CHALLENGE:
             connection.answer(frame.request_id, self._answer(connection, frame.head))
+        elif frame.type == RequestType.TOKEN:
+            connection.answer(frame.request_id, self._enter(connection, frame.head))
         else:
             self._prove(connection, frame.head)
             connection.answer(frame.request_id, {})
         return True
+
+    def _check(self, connection: Connection, frame: Frame) -> None:
+        """Raise when the peer may not ask this."""
+        needs_trust, entry = frame.type in NEEDS_TRUST, connection.entry
+        if not connection.trusted:
+            if entry is not None:
+                entry.check(frame)
+            elif needs_trust:
+                name = RequestType(frame.type).name
+                raise NotTrusted(
+                    f"{name} is for servers and operators of this cluster; prove its secret first: "
+                    "give the file with --secret-file, or the data directory that holds it with --data"
+                )
+            else:
+                raise NotAllowed(
+                    f"this {self._role} server asks for a token; give one as token= or in {TOKEN_VARIABLE}"
+                )
+        if needs_trust and frame.type not in NOT_TOLD and Right.ADMINISTER in RequestType(frame.type).terms.needs:
+            by = entry.name if entry is not None and not connection.trusted else "the secret"
+            told = " ".join(f"{name}={frame.head[name]!r}" for name in TOLD if name in frame.head)
+            name = RequestType(frame.type).name
+            log.info("administered request=%s by=%r peer=%s told=%r", name, by, connection.peer, told)
+
+    def _enter(self, connection: Connection, head: Head) -> Head:
+        """Take a token."""
+        first = connection.entry is None
+        entry = self._book.enter(connection, need_str(head, "token"))
+        if entry is None:
+            return {"name": "", "rights": "", "expires_ms": 0, "now_ms": now_ms()}
+        if first:
+            connection.closed.add_done_callback(lambda _: self._book.leave(connection))
+        record = entry.meter.record
+        return {"name": record.name, "rights": record.rights, "expires_ms": record.expires_ms, "now_ms": now_ms()}
 
     def _answer(self, connection: Connection, head: Head) -> Head:
         nonce = _nonce(head)
@@ -183,8 +229,6 @@ _FENCING: dict[type[DelaydError], WaitKind] = {
     WrongCluster: WaitKind.WRONG_CLUSTER,
 }
 
-log = logging.getLogger(__name__)
-
 
 class Membership:
     """The secret, the cluster and the place of one server; all methods belong to the loop's thread.
@@ -208,6 +252,8 @@ class Membership:
         self._secret = secret
         self._state = state
         self._on_doubt = on_doubt
+        self.tokens = TokenBook()
+        read_kept(state, state_path, self.tokens)
         self._taken_in = known_place(state)  # The place at which meta took this server last.
 
     def begin(self, *, fresh: bool) -> None:
@@ -221,11 +267,17 @@ class Membership:
 
     def guard(self, role: str, log_id: int) -> Guard:
         """The object that checks clients which connect to this server."""
-        return Guard(self._secret, role, log_id, lambda: self.cluster_id)
+        return Guard(self._secret, role, log_id, lambda: self.cluster_id, self.tokens)
 
     async def prove(self, connection: Connection, timeout_ms: float) -> Proved:
         """Prove to the server at the other end that this one is of its cluster. Raises as `trust.prove`."""
         return await prove(connection, self._secret, self.cluster_id, timeout_ms)
+
+    def heard_tokens(self, page: TokenPage) -> None:
+        """Take the tokens that meta knows; durable on return."""
+        keep_tokens(self._state, page)
+        self.tokens.take(page)
+        log.info("tokens_taken count=%d", len(page.tokens))
 
     def joined(self, cluster_id: int) -> None:
         """Meta has taken a registration: store the cluster and the place. This costs one or two fsyncs in a directory's

@@ -12,6 +12,7 @@ What heads say
     scheduling  what a delay server says: results of a SEND, quotas, targets
     recurring   recurring schedules: what a caller asks for, and what is stored
     consuming   what a realtime server says: subjects, groups, positions, stale handles
+    tokens      what lets clients in, and what each may do
     status      what every server says of itself: what waits for an operator, and what it can't read
 What Prometheus reads
     metrics     each metric, declared once, and how those of STATUS are made of it

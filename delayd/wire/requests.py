@@ -26,6 +26,7 @@ from delayd.wire.frame import BODY_BYTES_MAX, HEAD_BYTES_MAX, SEND_BODY_BYTES_MA
 from delayd.wire.heads import declared
 from delayd.wire.push import PushTarget
 from delayd.wire.scheduling import QuotaInfo, TargetInfo
+from delayd.wire.tokens import Right, TokenRecord
 
 # Room for names and numbers: three texts at their longest, and fields that this version ignores.
 HEAD_BYTES_PLAIN = 16 << 10
@@ -100,6 +101,7 @@ MAPS = {
     "target": declared(TargetInfo),
     "quota": declared(QuotaInfo),
     "push_target": declared(PushTarget),
+    "token": declared(TokenRecord),
     "listed_group": declared(GroupInfo),
     "listed_subject": declared(SubjectInfo),
 }
@@ -122,6 +124,14 @@ class Terms(NamedTuple):
     has_lists: bool = False  # Its head has lists that clients make, so it may be as large as that of an answer.
     cost: Cost = Cost.PLAIN
     in_frames: bool = False  # Its answer may come in several frames.
+    # Each of these is enough; none: what all tokens may ask, or of trusted requests `Right.ADMINISTER`.
+    rights: tuple[Right, ...] = ()
+    body_names: bool = False  # Its subjects are in its body, too, so that its handler asks for the right.
+
+    @property
+    def needs(self) -> tuple[Right, ...]:
+        """The rights of which one is enough."""
+        return self.rights or ((Right.ADMINISTER,) if self.trusted else (Right.ANY,))
 
     @property
     def types(self) -> dict[str, str]:
@@ -155,11 +165,23 @@ class RequestType(IntEnum):
     TRUST_CLOCK = 3, Terms(LOGS, answer="now_ms:instant", trusted=True)
     CHALLENGE = (
         4,
-        Terms(ANY, "nonce:bytes32", "nonce:bytes32 role:meta/delay/realtime log_id:u64 cluster_id:u64 proof:bytes32"),
+        Terms(
+            ANY,
+            "nonce:bytes32",
+            "nonce:bytes32 role:meta/delay/realtime log_id:u64 cluster_id:u64 proof:bytes32",
+            rights=(Right.ENTER,),
+        ),
     )
-    PROVE = 5, Terms(ANY, "proof:bytes cluster_id:u64")
-    MEND_LIST = 6, Terms(LOGS, "after:str limit:int", "entries:[entry] more:bool", cost=Cost.LISTING)
+    PROVE = 5, Terms(ANY, "proof:bytes cluster_id:u64", rights=(Right.ENTER,))
+    MEND_LIST = (
+        6,
+        Terms(LOGS, "after:str limit:int", "entries:[entry] more:bool", cost=Cost.LISTING, rights=(Right.INSPECT,)),
+    )
     MEND = 7, Terms(LOGS, "id:str decision:str", "id:str done:bool message:str", trusted=True)
+    TOKEN = (
+        8,
+        Terms(ANY, "token:str", "name:str rights:str expires_ms:instant now_ms:instant", rights=(Right.ENTER,)),
+    )
     CUT = 50, Terms(ANY, "hold_ms:0..5000 moment_ms?:instant", "log_id:u64 cut:u64 folder:str", trusted=True)
     CUT_READY = 51, Terms(ANY, "cut:u64", "log_id:u64 cut:u64 held:bool moment_ms:int", trusted=True)
 
@@ -168,10 +190,12 @@ class RequestType(IntEnum):
         10,
         Terms(
             (META,),
-            f"{REGISTERED} place?:u64 moves_seen?:u64 slots?:slots slot_versions?:versions slot_peers?:[u64]",
+            f"{REGISTERED} place?:u64 used?:{{int}} moves_seen?:u64 slots?:slots slot_versions?:versions "
+            "slot_peers?:[u64]",
             f"{OF_META} lease_ms:int heartbeat_ms:int moves:[move] cordoned:[u64] takes:[u64] boot:str "
-            "slots_lost?:slots slot_peers?:[u64]|nil",
+            "tokens?:u64 slots_lost?:slots slot_peers?:[u64]|nil",
             trusted=True,
+            rights=(Right.SERVE,),
         ),
     )
     SERVERS = 11, Terms((META,), "role:str|nil", f"{OF_META} servers:[server]", cost=Cost.LISTING)
@@ -192,6 +216,7 @@ class RequestType(IntEnum):
             "prefix:str after:str limit:1..int",
             "subjects:[routed] more:bool now_ms:instant",
             cost=Cost.LISTING,
+            rights=(Right.INSPECT,),
         ),
     )
     FORGET_SERVER = 14, Terms((META,), "role:str log_id:u64 routes:bool", DECIDED, trusted=True)
@@ -211,28 +236,60 @@ class RequestType(IntEnum):
             f"{OF_META} revision:u64 targets:[push_target] more:bool gateways:int",
             trusted=True,
             cost=Cost.LISTING,
+            rights=(Right.SERVE,),
         ),
     )
     SET_PUSH_TARGET = 71, Terms((META,), f"{declared(PushTarget)} was:int", DECIDED, trusted=True)
     DELETE_PUSH_TARGET = 72, Terms((META,), "name:str", DECIDED, trusted=True)
+    TOKENS = 73, Terms((META,), "after:str", f"{OF_META} revision:u64 tokens:[token] more:bool", trusted=True)
+    SET_TOKEN = 74, Terms((META,), f"{declared(TokenRecord)} is_new:bool", DECIDED, trusted=True)
+    REVOKE_TOKEN = 75, Terms((META,), "name:str", DECIDED, trusted=True)
 
     # Delay servers.
-    SEND = 20, Terms((DELAY,), answer=RESULTS, body_bytes_max=SEND_BODY_BYTES_MAX)
+    SEND = (
+        20,
+        Terms((DELAY,), answer=RESULTS, body_bytes_max=SEND_BODY_BYTES_MAX, rights=(Right.SEND,), body_names=True),
+    )
     OUTCOME = (
         21,
         Terms(
             (DELAY,),
             "log_id:u64 producer_id:u64 producer_batch:u64",
             f"{OF_DELAY} state:accepted/unknown result:result|nil",
+            rights=(Right.SEND,),
+            body_names=True,
         ),
     )
     CHECKPOINT = 22, Terms((DELAY,), answer=f"{OF_DELAY} replay_offset:int", trusted=True)
-    TARGETS = 23, Terms((DELAY,), "after:u64", f"{OF_DELAY} targets:[target] more:bool")
+    TARGETS = 23, Terms((DELAY,), "after:u64", f"{OF_DELAY} targets:[target] more:bool", rights=(Right.INSPECT,))
     TARGET_LOST = 24, Terms((DELAY,), "log_id:u64", f"{OF_DELAY} message:str", trusted=True)
     TARGET_ACCEPT = 25, Terms((DELAY,), "log_id:u64", f"{OF_DELAY} message:str", trusted=True)
-    CANCEL = 26, Terms((DELAY,), f"{ROWS} {TRIES}", ASKED, body_bytes_max=ASKED_BODY_BYTES_MAX)
-    GET = 27, Terms((DELAY,), ROWS, ASKED, body_bytes_max=ASKED_BODY_BYTES_MAX)
-    RESCHEDULE = 28, Terms((DELAY,), f"{ROWS} {TRIES} number?:u64", ASKED, body_bytes_max=MOVES_BODY_BYTES_MAX)
+    CANCEL = (
+        26,
+        Terms(
+            (DELAY,),
+            f"{ROWS} {TRIES}",
+            ASKED,
+            body_bytes_max=ASKED_BODY_BYTES_MAX,
+            rights=(Right.CANCEL,),
+            body_names=True,
+        ),
+    )
+    GET = (
+        27,
+        Terms((DELAY,), ROWS, ASKED, body_bytes_max=ASKED_BODY_BYTES_MAX, rights=(Right.INSPECT,), body_names=True),
+    )
+    RESCHEDULE = (
+        28,
+        Terms(
+            (DELAY,),
+            f"{ROWS} {TRIES} number?:u64",
+            ASKED,
+            body_bytes_max=MOVES_BODY_BYTES_MAX,
+            rights=(Right.CANCEL,),
+            body_names=True,
+        ),
+    )
     FIND = (
         29,
         Terms(
@@ -240,16 +297,31 @@ class RequestType(IntEnum):
             "log_id:u64 subject:str from_ms:instant to_ms:instant hour:u32 sequence:u64 until_sequence:u64 "
             "limit:1..65536 tag:str content:0..2 origin:u64",
             f"{FOUND} rows:int",
+            rights=(
+                Right.INSPECT,
+                Right.CANCEL,
+            ),
         ),
     )
-    QUOTAS = 32, Terms((DELAY,), "after:str prefix:str", f"{OF_DELAY} quotas:[quota] more:bool")
+    QUOTAS = (
+        32,
+        Terms((DELAY,), "after:str prefix:str", f"{OF_DELAY} quotas:[quota] more:bool", rights=(Right.INSPECT,)),
+    )
     SET_QUOTA = (
         33,
         Terms((DELAY,), "subject:str per_second:int|nil pending:int|nil pending_bytes:int|nil", OF_DELAY, trusted=True),
     )
-    PLACES = 34, Terms((DELAY,), "subject:str spread_ms:int", OF_DELAY, body_bytes_max=PLACES_BODY_BYTES_MAX)
+    PLACES = (
+        34,
+        Terms(
+            (DELAY,), "subject:str spread_ms:int", OF_DELAY, body_bytes_max=PLACES_BODY_BYTES_MAX, rights=(Right.SEND,)
+        ),
+    )
     RELEASE_SLOTS = 36, Terms((DELAY,), "slots:slots", f"{OF_DELAY} versions:versions", trusted=True)
-    SEND_AGAIN = 37, Terms((DELAY,), answer=RESULTS, trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
+    SEND_AGAIN = (
+        37,
+        Terms((DELAY,), answer=RESULTS, trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX, rights=(Right.SERVE,)),
+    )
     DRAIN = (
         38,
         Terms(
@@ -260,7 +332,10 @@ class RequestType(IntEnum):
         ),
     )
     RETIRE = 39, Terms((DELAY,), answer=f"{OF_DELAY} message:str", trusted=True)
-    SEND_DRAINED = 63, Terms((DELAY,), answer=RESULTS, trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX)
+    SEND_DRAINED = (
+        63,
+        Terms((DELAY,), answer=RESULTS, trusted=True, body_bytes_max=SEND_BODY_BYTES_MAX, rights=(Right.SERVE,)),
+    )
 
     RECUR = (
         64,
@@ -269,6 +344,7 @@ class RequestType(IntEnum):
             "log_id:u64 wish:put/pause/resume/run name:str if_version?:int note?:str number?:u64",
             OF_DELAY,
             body_bytes_max=RECURRING_BODY_BYTES_MAX,
+            rights=(Right.SEND,),
         ),
     )
 
@@ -285,6 +361,7 @@ class RequestType(IntEnum):
             fenced=True,
             cost=Cost.LISTING,
             in_frames=True,
+            rights=(Right.SERVE,),
         ),
     )
     DISPATCH = (
@@ -296,6 +373,7 @@ class RequestType(IntEnum):
             trusted=True,
             fenced=True,
             body_bytes_max=BODY_BYTES_MAX,
+            rights=(Right.SERVE,),
         ),
     )
     PULL = (
@@ -308,10 +386,21 @@ class RequestType(IntEnum):
             fenced=True,
             cost=Cost.HEAVY,
             in_frames=True,
+            rights=(Right.CONSUME,),
         ),
     )
-    ACK = 41, Terms((REALTIME,), f"{WHOSE} {HANDLES}", STALE, fenced=True, has_lists=True)
-    NACK = 42, Terms((REALTIME,), f"{WHOSE} {HANDLES} uncounted?:bool", STALE, fenced=True, has_lists=True)
+    ACK = 41, Terms((REALTIME,), f"{WHOSE} {HANDLES}", STALE, fenced=True, has_lists=True, rights=(Right.CONSUME,))
+    NACK = (
+        42,
+        Terms(
+            (REALTIME,),
+            f"{WHOSE} {HANDLES} uncounted?:bool",
+            STALE,
+            fenced=True,
+            has_lists=True,
+            rights=(Right.CONSUME,),
+        ),
+    )
     GROUPS = (
         43,
         Terms(
@@ -319,19 +408,44 @@ class RequestType(IntEnum):
             "subject:str|nil after?:pair|nil limit?:1..int ages?:bool",
             "groups:[listed_group] more:bool",
             cost=Cost.LISTING,
+            rights=(Right.INSPECT,),
         ),
     )
     SUBJECTS = (
         44,
         Terms(
-            (REALTIME,), "prefix:str after:str limit:1..int", "subjects:[listed_subject] more:bool", cost=Cost.LISTING
+            (REALTIME,),
+            "prefix:str after:str limit:1..int",
+            "subjects:[listed_subject] more:bool",
+            cost=Cost.LISTING,
+            rights=(Right.INSPECT,),
         ),
     )
     DELETE_GROUP = 45, Terms((REALTIME,), GROUP, GROUP, trusted=True)
     ORIGIN_ACCEPT = 46, Terms((REALTIME,), "log_id:u64", "log_id:u64 epoch:int highest_sequence:u64", trusted=True)
-    PULL_END = 47, Terms((REALTIME,), f"{WHOSE} exclusive_ms?:1000..600000 was?:[u64]")
-    RETRY = 48, Terms((REALTIME,), f"{GROUP} retries:[retry] log_id?:u64", STALE, fenced=True, has_lists=True)
-    REJECT = 49, Terms((REALTIME,), f"{GROUP} rejects:[reject] log_id?:u64", STALE, fenced=True, has_lists=True)
+    PULL_END = 47, Terms((REALTIME,), f"{WHOSE} exclusive_ms?:1000..600000 was?:[u64]", rights=(Right.CONSUME,))
+    RETRY = (
+        48,
+        Terms(
+            (REALTIME,),
+            f"{GROUP} retries:[retry] log_id?:u64",
+            STALE,
+            fenced=True,
+            has_lists=True,
+            rights=(Right.CONSUME,),
+        ),
+    )
+    REJECT = (
+        49,
+        Terms(
+            (REALTIME,),
+            f"{GROUP} rejects:[reject] log_id?:u64",
+            STALE,
+            fenced=True,
+            has_lists=True,
+            rights=(Right.CONSUME,),
+        ),
+    )
     EXTEND = (
         52,
         Terms(
@@ -340,6 +454,7 @@ class RequestType(IntEnum):
             STALE,
             fenced=True,
             has_lists=True,
+            rights=(Right.CONSUME,),
         ),
     )
     MOVE_GROUP = (
@@ -357,6 +472,7 @@ class RequestType(IntEnum):
             "subscription:int now_ms:instant",
             fenced=True,
             has_lists=True,
+            rights=(Right.CONSUME,),
         ),
     )
 

@@ -70,6 +70,8 @@ class Worker:
         middleware: objects with any of ``before(message)``, ``after(message, result)`` and
             ``error(message, exception)``, which may be functions or coroutine functions.
         drain: how long a stop waits for handlers that are at work; then their messages go back, uncounted.
+        token: what lets this client in where servers ask for tokens (docs/security.md); it must not be in a repository.
+            The default is the environment variable DELAYD_TOKEN, or none.
         consumers: makes the consumer of a handler; for tests, which put something else in its place.
     """
 

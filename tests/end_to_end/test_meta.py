@@ -163,7 +163,7 @@ def test_rule_L1_a_route_that_was_answered_is_the_same_after_any_kill(tmp_path: 
 
 def test_a_server_is_registered_under_the_host_that_it_advertises_and_never_under_a_wildcard(tmp_path: Path) -> None:
     async def scenario() -> None:
-        settings: dict[str, Value] = {"host": "0.0.0.0", "advertise_host": "localhost"}
+        settings: dict[str, Value] = {"host": "0.0.0.0", "advertise_host": "localhost", "insecure": True}
         with ServerProcess("meta", tmp_path, LONG) as meta:
             settings["meta"] = meta.address
             with (

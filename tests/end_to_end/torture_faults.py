@@ -16,7 +16,7 @@ from pathlib import Path
 from delayd.batch.columns import ProducerPart
 from delayd.config import parse_address
 from delayd.errors import DelaydError
-from delayd.net.connection import connect
+from delayd.net.entry import connect
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
 from tests.worlds.outside import encode_wanted

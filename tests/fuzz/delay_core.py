@@ -139,6 +139,8 @@ class Ask:
 class Peer:
     """One connection; what it has asked and what it was answered."""
 
+    entry = None  # It has no token.
+
     def __init__(self, run: Run) -> None:
         self._run = run
         self._reader = FrameReader(room=DELAY_LIMITS.plain)

@@ -18,7 +18,8 @@ from delayd.address import Endpoint
 from delayd.batch.batch import parse
 from delayd.batch.columns import ProducerPart
 from delayd.errors import DelaydError
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import Connection
+from delayd.net.entry import connect
 from delayd.wire.frame import Head
 from delayd.wire.heads import (
     need_maps,

@@ -157,6 +157,9 @@ MEETING: dict[str, list[RequestType]] = {
         RequestType.PUSH_TARGETS,
         RequestType.SET_PUSH_TARGET,
         RequestType.DELETE_PUSH_TARGET,
+        RequestType.TOKENS,
+        RequestType.SET_TOKEN,
+        RequestType.REVOKE_TOKEN,
     ],
     "delay": [
         RequestType.SEND,

@@ -291,6 +291,8 @@ class HostileScenarios(Parts):
 class Asker:
     """Asks the delay server; each question has one answer."""
 
+    entry = None  # It has no token.
+
     def __init__(self) -> None:
         self.taken: list[Head] = []
         self._asked: dict[int, Callable[[Head | DelaydError], None]] = {}

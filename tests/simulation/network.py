@@ -102,6 +102,8 @@ class Network:
 class ServedEnd:
     """The serving end of a line: what a core sees as its peer."""
 
+    entry = None  # It has no token.
+
     def __init__(self, line: Line) -> None:
         self._line = line
         self._asked: dict[int, Frame] = {}

@@ -31,7 +31,7 @@ from delayd.delay.handoff.window import SentBatch, Window
 from delayd.delay.intake import Intake
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.producers import AcceptedBatch, Allowance, Producers, Waiter
-from delayd.delay.requests import Requests
+from delayd.delay.requests import Entry, Requests
 from delayd.delay.rows import Rows
 from delayd.delay.timers.loading import Loading
 from delayd.errors import DamagedData, DelaydError, SyncFailed
@@ -141,18 +141,18 @@ def _read_any_window(frame: Frame) -> list[InDoubt]:
 
 def _refuse_all_for_one(
     self: Requests,
-    body: memoryview,
+    sent: tuple[memoryview, Entry | None],
     places: Sequence[tuple[int, int]],
     answered: Callable[[int, AcceptedBatch | DelaydError, bool], None],
     allowance: Allowance,
     begin: int,
 ) -> int:
     for start, size in places:
-        batch = parse(body[start : start + size])
+        batch = parse(sent[0][start : start + size])
         batch.verify()
         check_batch(batch)
         check_headers(batch)
-    return _take(self, body, places, answered, allowance, begin)
+    return _take(self, sent, places, answered, allowance, begin)
 
 
 # The handoff.

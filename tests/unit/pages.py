@@ -39,7 +39,7 @@ from delayd.delay.keys import owned_slots
 from delayd.log import control, key_run, tail
 from delayd.machine import identity, state
 from delayd.machine.operating import WaitKind
-from delayd.net import budget, machine
+from delayd.net import budget, machine, tokens
 from delayd.net.registration import RegistrationState
 from delayd.reading import export, tables
 from delayd.reading.archive.rows import CONSUMPTION_TYPES
@@ -50,6 +50,7 @@ from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.requests import ANY, DELAY, DELAY_LIMITS, LISTS, MAPS, META, REALTIME, RequestType, named_types
 from meta import core as meta_core
 from meta import push, registry, slots
+from meta import tokens as meta_tokens
 from realtime import answers as realtime_parts
 from realtime import consumers, delay_servers, group_records, group_window, groups, polls, pulls, subscriptions
 from realtime import kept as realtime_kept
@@ -107,15 +108,18 @@ def _requests(*roles: str) -> Callable[[], Iterator[str]]:
     """The requests that exactly these servers serve, or for all servers those that several kinds of them serve."""
 
     def rows() -> Iterator[str]:
-        yield "| type | request | served by | trusted | fenced | body | head | units | its head has | its answer has |"
-        yield "|---|---|---|---|---|---|---|---|---|---|"
+        names = ["type", "request", "served by", "trusted", "right", "fenced", "body", "head", "units"]
+        names += ["its head has", "its answer has"]
+        yield f"| {' | '.join(names)} |"
+        yield f"|{'---|' * len(names)}"
         for kind in sorted(RequestType):
             terms = kind.terms
             if terms.servers == roles or (roles == ANY and len(terms.servers) > 1):
                 room = DELAY_LIMITS.by_type_trusted.get(kind, DELAY_LIMITS.plain)
                 units = ("1", "16", "1, behind light ones", "64")[terms.cost]
                 served = "any" if terms.servers == ANY else ", ".join(terms.servers)
-                row = (str(kind.value), kind.name, served, "yes" * terms.trusted, "yes" * terms.fenced)
+                right = ", ".join(right.value for right in terms.needs)
+                row = (str(kind.value), kind.name, served, "yes" * terms.trusted, right, "yes" * terms.fenced)
                 sizes = (_size(terms.body_bytes_max), _size(room.head_bytes), units)
                 yield f"| {' | '.join((*row, *sizes, _declared(terms.fields), _declared(terms.answer)))} |"
 
@@ -433,6 +437,7 @@ def _cell(text: str) -> str:
 # Keys of the state of each server, whose comments begin with what follows the key.
 STATE_KEYS = (
     ("all", identity, "PLACE_KEY"),
+    ("delay, realtime", tokens, "STATE_KEY"),
     ("meta, delay", state, "PREFIX"),
     ("delay", kept_state, "CHECKPOINT_KEY"),
     ("delay", hour_table, "PREFIX"),
@@ -469,6 +474,7 @@ STATE_KEYS = (
     ("meta", meta_core, "LOOK_PREFIX"),
     ("meta", meta_core, "MOVE_PREFIX"),
     ("meta", push, "PREFIX"),
+    ("meta", meta_tokens, "PREFIX"),
     ("meta", slots, "STATE_KEY"),
     ("meta", slots, "MEMBER_PREFIX"),
     ("meta", slots, "DOUBT_KEY"),

@@ -33,11 +33,11 @@ def test_servers_of_one_machine_share_neither_port_nor_folder() -> None:
 def test_options_win_over_the_role_s_table_and_that_over_the_top_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "delayd.toml"
     file.write_text(
-        'data = "/srv/delayd"\nport = 1\nhost = "10.0.0.1"\n'
+        'data = "/srv/delayd"\nport = 1\nhost = "10.0.0.1"\ninsecure = true\n'
         '[meta]\nport = 2\nlease_ms = 9_000\n[delay]\nport = "wrong"\n'
     )
     config = load_config("meta", str(file), {"port": 3})
-    assert config == MetaConfig(data="/srv/delayd", host="10.0.0.1", port=3, lease_ms=9_000)
+    assert config == MetaConfig(data="/srv/delayd", host="10.0.0.1", insecure=True, port=3, lease_ms=9_000)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_values_that_contradict_each_other_are_refused_by_name(
 
 
 def test_what_is_advertised_is_the_host_unless_it_is_said() -> None:
-    bound = DelayConfig(host="10.0.0.1").listens._replace(port=7)
-    assert DelayConfig(host="10.0.0.1").advertised(bound) == Endpoint("10.0.0.1", 7)
-    assert RealtimeConfig(host="10.0.0.1", advertise_host="r1").advertised(bound) == Endpoint("r1", 7)
+    bound = DelayConfig(host="10.0.0.1", insecure=True).listens._replace(port=7)
+    assert DelayConfig(host="10.0.0.1", insecure=True).advertised(bound) == Endpoint("10.0.0.1", 7)
+    assert RealtimeConfig(host="10.0.0.1", advertise_host="r1", insecure=True).advertised(bound) == Endpoint("r1", 7)
 
 
 def test_an_ipv6_host_may_stand_in_brackets() -> None:

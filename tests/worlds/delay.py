@@ -84,6 +84,8 @@ Verdict = tuple[int, int]
 class Asker:
     """A connection with one request: its answer, or the error by which it is refused, once that is there."""
 
+    entry = None  # It has no token.
+
     def __init__(self) -> None:
         self.told: list[Answer | DelaydError] = []
 

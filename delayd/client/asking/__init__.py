@@ -7,4 +7,5 @@ A map.
     push                where gateways POST due messages to: listed, changed
     recurring           recurring schedules: made, changed and read
     ask                 what operators ask: one server that meta knows, or all of a role
+    tokens              what lets clients in: listed, made, rotated, revoked
 """

@@ -32,10 +32,12 @@ from delayd.errors import (
     RequestFailed,
     RequestTimedOut,
     ServerUnavailable,
+    SlowDown,
     UnknownRequest,
 )
 from delayd.net import trust
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import Connection
+from delayd.net.entry import connect
 from delayd.secret import Secret
 from delayd.wire.consuming import GroupInfo, Position, position_value, read_groups
 from delayd.wire.frame import Head, HeadValue
@@ -45,6 +47,7 @@ from delayd.wire.requests import RequestType
 from delayd.wire.scheduling import QuotaInfo, read_quotas
 
 CONNECT_MS = 3_000  # Enough for any network on which a person would wait.
+BUSY_S = 10.0  # How long to repeat a request that a server is too busy for.
 HELD_S = 2.0  # How long to ask a server that meta has not heard of: a damaged file may hold it.
 ANSWER_MS = 10_000  # A server that replays after a crash answers later than usual.
 
@@ -139,8 +142,27 @@ async def ask(connection: Connection, request: RequestType, head: Mapping[str, H
         return (await connection.request(request, head, timeout_ms=ANSWER_MS)).head
 
 
-async def prove(connection: Connection, secret: Secret) -> None:
-    """Prove the cluster's secret. Raises NotTrusted when the other side has another secret."""
+async def patiently(connection: Connection, request: RequestType, head: Mapping[str, HeadValue]) -> Head:
+    """Ask, and ask again while the server is busy."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + BUSY_S
+    while True:
+        try:
+            return await ask(connection, request, head)
+        except SlowDown as error:
+            if loop.time() >= until:
+                raise
+            await asyncio.sleep(max(0.02, (error.retry_after_ms or 0) / 1000))
+
+
+async def prove(connection: Connection, secret: Secret | None) -> None:
+    """Prove the cluster's secret; an operator without it has a token that allows to administer.
+
+    Raises:
+        NotTrusted: the other side has another secret.
+    """
+    if secret is None:
+        return
     with _naming(connection):
         await trust.prove(connection, secret, 0, ANSWER_MS)
 
@@ -155,7 +177,7 @@ def _naming(connection: Connection) -> Iterator[None]:
         raise type(error)(what, sent=error.sent) from error
 
 
-async def decide(server: Known, request: RequestType, head: Mapping[str, HeadValue], secret: Secret) -> Head:
+async def decide(server: Known, request: RequestType, head: Mapping[str, HeadValue], secret: Secret | None) -> Head:
     """Ask what only an operator may ask; returns the head of the answer."""
     async with reached(server) as connection:
         await prove(connection, secret)
@@ -165,6 +187,13 @@ async def decide(server: Known, request: RequestType, head: Mapping[str, HeadVal
 def endpoint_of(address: str, setting: str = "meta") -> Endpoint:
     """Where a client connects to for an address, and how it is let in there. BadSetting names ``setting``."""
     return parse_address(completed(address), setting)
+
+
+def as_operator(address: str, secret: Secret | None) -> str:
+    """An address by which every connection proves the cluster's secret, so that it needs no token."""
+    found = endpoint_of(address)
+    path = "" if secret is None else secret.path
+    return found._replace(access=found.access._replace(secret=path)).url
 
 
 @asynccontextmanager
@@ -376,17 +405,17 @@ async def find_group(address: str, subject: str, group: str) -> Listing[GroupAt]
     return Listing(found, listed.missing)
 
 
-async def delete_group(place: GroupAt, secret: Secret) -> None:
+async def delete_group(place: GroupAt, secret: Secret | None) -> None:
     """Delete a group at one server."""
     await decide(place.server, RequestType.DELETE_GROUP, place.names, secret)
 
 
-async def pause_group(place: GroupAt, secret: Secret, *, paused: bool) -> None:
+async def pause_group(place: GroupAt, secret: Secret | None, *, paused: bool) -> None:
     """Let nobody pull messages of a group at one server, or let them pull again."""
     await decide(place.server, RequestType.PAUSE_GROUP, {**place.names, "paused": paused}, secret)
 
 
-async def move_group(place: GroupAt, secret: Secret, to: Position, *, dry_run: bool) -> Moved:
+async def move_group(place: GroupAt, secret: Secret | None, to: Position, *, dry_run: bool) -> Moved:
     """Let a group go on at another message, or only tell what that would do."""
     head = {**place.names, "to": position_value(to), "dry_run": dry_run}
     answer = await decide(place.server, RequestType.MOVE_GROUP, head, secret)
@@ -430,7 +459,9 @@ async def list_quotas(address: str, prefix: str = "") -> Listing[QuotaAt]:
     return Listing(sorted(listed, key=lambda each: (each.subject, each.server.log_id)), listed.missing)
 
 
-async def set_quota(address: str, subject: str, limits: Mapping[str, int | None], secret: Secret) -> Listing[Known]:
+async def set_quota(
+    address: str, subject: str, limits: Mapping[str, int | None], secret: Secret | None
+) -> Listing[Known]:
     """Set a subject's quota as a whole at all delay servers; returns those where it is set now, by their log."""
 
     async def act(server: Known) -> list[Known]:

@@ -90,6 +90,8 @@ class AsyncConsumer(Consumes, AsyncClient[ConsumerCore["AsyncMessageBatch"]]):
             ``for`` loop wait until one of these is settled, or its lease ends.
         group_max_in_flight: how many messages all consumers of the group may hold together, of each subject; the
             realtime server gives out no more. Say the same in each of them: what was said last counts.
+        token: what lets this client in where servers ask for tokens (docs/security.md); it must not be in a repository.
+            The default is the environment variable DELAYD_TOKEN, or none.
         connect_timeout: how long a pull goes on when no server can be connected to; then it raises ServerUnavailable.
             None: as long as ``timeout_ms``.
     """

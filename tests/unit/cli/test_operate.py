@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cli import servers
-from cli.operate import all_pages, of_each, patiently
+from cli.operate import all_pages, of_each
 from delayd.address import Endpoint
 from delayd.client.asking import ask
 from delayd.errors import SlowDown
@@ -95,7 +95,7 @@ def test_a_request_that_a_server_is_too_busy_for_is_repeated() -> None:
 
     async def scenario(known: ask.Known) -> Head:
         async with ask.reached(known) as connection:
-            return await patiently(connection, RequestType.SETTLE_SLOTS, {})
+            return await ask.patiently(connection, RequestType.SETTLE_SLOTS, {})
 
     assert asked(serve, scenario)["message"] == "done" and heard == 3
 
@@ -115,7 +115,7 @@ def test_a_drain_tells_from_its_first_piece_on_how_much_is_left(monkeypatch: pyt
     async def owners(meta: str) -> NoSlots:
         return NoSlots()
 
-    monkeypatch.setattr(servers, "patiently", answer)
+    monkeypatch.setattr(ask, "patiently", answer)
     monkeypatch.setattr(servers, "slot_owners", owners)
     told: list[tuple[int, int]] = []
     # The other parts of a command are not asked for anything here.

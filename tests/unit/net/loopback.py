@@ -12,7 +12,8 @@ import uvloop
 from delayd.address import OPEN, Access, Endpoint
 from delayd.errors import DelaydError
 from delayd.net.budget import Bounds
-from delayd.net.connection import Connection, Handler, connect
+from delayd.net.connection import Connection, Handler
+from delayd.net.entry import connect
 from delayd.net.server import Server
 from delayd.wire.frame import Frame
 from delayd.wire.requests import RequestLimits

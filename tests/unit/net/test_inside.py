@@ -10,7 +10,8 @@ from delayd.address import PORT_MAX, Endpoint
 from delayd.client.engine import LoopThread
 from delayd.errors import ConnectionLost, DelaydError, ServerUnavailable, Stopping
 from delayd.net import inside
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import Connection
+from delayd.net.entry import connect
 from delayd.net.server import Server
 from delayd.wire.frame import Frame
 from tests.waiting import DEADLINE_S

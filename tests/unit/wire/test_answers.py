@@ -22,6 +22,7 @@ from delayd.secret import SECRET_FILE, Secret, read_secret
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.push import PushTarget
 from delayd.wire.requests import RequestType
+from delayd.wire.tokens import TokenRecord
 from tests.batches import messages as batch
 from tests.fuzz.declared import faults
 
@@ -33,6 +34,7 @@ SHOWN_ELSEWHERE = {
 SOON = timedelta(milliseconds=1)
 LATER = timedelta(hours=3)
 WAIT = timedelta(seconds=20)
+A_TOKEN = TokenRecord("a", bytes(32), "send:>")
 TARGET = PushTarget("a", "a", "https://example.com/", "push/a", f"whsec_{'A' * 40}")
 
 
@@ -116,6 +118,10 @@ async def ask_servers(address: str, secret: Secret) -> None:
             (RequestType.SET_PUSH_TARGET, {**TARGET.to_head(), "was": 0}),
             (RequestType.PUSH_TARGETS, {"after": ""}),
             (RequestType.DELETE_PUSH_TARGET, {"name": "a"}),
+            (RequestType.TOKEN, {"token": "none"}),
+            (RequestType.SET_TOKEN, {**A_TOKEN.to_head(), "is_new": True}),
+            (RequestType.TOKENS, {"after": ""}),
+            (RequestType.REVOKE_TOKEN, {"name": "a"}),
         ]
         for kind, head in of_meta:
             await tried(meta, kind, head)

@@ -1,0 +1,199 @@
+"""Tokens between processes: made, shown, rotated and revoked, while servers, clients and commands run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+import delayd
+from delayd.errors import BadToken, DelaydError, KeyPending, NotAllowed
+from tests.certificates import DAY, Authority
+from tests.end_to_end.up_process import Up, up
+from tests.waiting import DEADLINE_S, wait_until
+
+SOON = timedelta(milliseconds=10)
+
+
+class Cluster:
+    """Servers that ask for tokens, over TLS."""
+
+    def __init__(self, running: Up, authority: Authority) -> None:
+        self.running = running
+        self.address = f"delayds://{running.meta}?ca={authority.ca}"
+
+    def command(self, *words: str, token: str = "") -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "DELAYD_META": self.address, "DELAYD_TOKEN": token}
+        line = [sys.executable, "-m", "delayd", *words]
+        return subprocess.run(
+            line, capture_output=True, text=True, timeout=DEADLINE_S * 2, env=environment, check=False
+        )
+
+    def operator(self, *words: str) -> str:
+        """What a command of somebody with the secret writes."""
+        done = self.command(*words, "--data", str(self.running.data))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def token(self, name: str, *rights: str) -> str:
+        """A new token, which all servers know."""
+        before = self.running.errors.count("tokens_taken")
+        text = self.operator("token", "create", name, *(word for right in rights for word in ("--allow", right)))
+        self.running.until(lambda: self.running.errors.count("tokens_taken") >= before + 2, "both servers know it")
+        return text
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("tokens")
+    authority = Authority(folder)
+    own = authority.server()
+    files = ("--tls-cert", own.cert, "--tls-key", own.key, "--tls-ca", own.ca)
+    with up(folder, "--port", "0", "--require-token", *files) as running:
+        running.until_ready()
+        yield Cluster(running, authority)
+
+
+def test_nothing_is_served_without_a_token_also_while_there_is_none(cluster: Cluster) -> None:
+    with delayd.Producer(cluster.address) as producer, pytest.raises(NotAllowed, match="DELAYD_TOKEN"):
+        producer.send("orders.eu", b"x", delay=SOON)
+    for words in (["status"], ["servers"], ["send", "hello", "x", "--in", "1s"]):
+        refused = cluster.command(*words)
+        assert refused.returncode and "asks for a token" in refused.stderr, words
+
+
+def test_clients_do_what_their_token_allows_and_nothing_else(cluster: Cluster) -> None:
+    text = cluster.token("shop", "send:orders.>", "cancel:orders.>", "inspect:orders.>", "consume:orders.eu")
+    with (
+        delayd.Producer(cluster.address, token=text) as producer,
+        delayd.Consumer(cluster.address, "orders.eu", "billing", token=text) as consumer,
+    ):
+        producer.send("orders.eu", b"mine", delay=SOON)
+        [message] = wait_until(lambda: consumer.pull(10, timedelta(seconds=1)), "the message came")
+        message.ack()
+        receipt = producer.send("orders.us", b"far", delay=DAY, key="far")
+        with pytest.raises(KeyPending):
+            producer.send("orders.us", b"far", delay=DAY, key="far")
+        assert producer.get("orders.us", key="far").deliver_at_ms == receipt.deliver_at_ms
+        [page] = producer.pending("orders.us")
+        assert len(page) == 1
+        assert producer.cancel("orders.us", receipt=receipt)
+        producer.send("orders.us", b"far", delay=DAY, key="far")
+        assert producer.cancel("orders.us", key="far")
+        for refused in (
+            lambda: producer.send("mail", b"x", delay=SOON),
+            lambda: producer.cancel("mail", key="far"),
+            lambda: producer.get("mail", key="far"),
+            lambda: producer.cancel("mail", receipt=receipt),
+            lambda: next(iter(producer.pending("mail"))),
+        ):
+            with pytest.raises(NotAllowed, match="the token shop does not allow"):
+                refused()
+        # One batch that is refused by name harms no other of the same producer.
+        producer.send("orders.eu", b"again", delay=SOON)
+    with (
+        delayd.Consumer(cluster.address, "orders.us", "billing", token=text) as consumer,
+        pytest.raises(NotAllowed, match=r"consume for orders\.us"),
+    ):
+        consumer.pull(1, timedelta(seconds=1))
+    with (
+        delayd.Consumer(cluster.address, "orders.>", "billing", token=text) as consumer,
+        pytest.raises(NotAllowed, match=r"consume for orders\.>"),
+    ):
+        consumer.pull(1, timedelta(seconds=1))
+
+
+def test_a_pattern_is_consumed_with_a_right_for_it(cluster: Cluster) -> None:
+    text = cluster.token("all", "send:news.>", "consume:news.>")
+    with (
+        delayd.Producer(cluster.address, token=text) as producer,
+        delayd.Consumer(cluster.address, "news.*", "readers", start="earliest", token=text) as consumer,
+    ):
+        for name in ("news.eu", "news.us"):
+            producer.send(name, name.encode(), delay=SOON)
+        got: list[bytes] = []
+        while len(got) < 2:
+            for message in consumer.pull(10, timedelta(seconds=1)):
+                got.append(message.body)
+                message.ack()
+        assert sorted(got) == [b"news.eu", b"news.us"]
+
+
+def test_an_operator_may_have_a_token_in_place_of_the_secret(cluster: Cluster) -> None:
+    text = cluster.token("ops", "administer:>", "inspect:>")
+    listed = cluster.command("token", "list", "--format", "json", "--data", "/nowhere", token=text)
+    assert listed.returncode == 0, listed.stderr
+    found = {row["name"]: row for row in json.loads(listed.stdout)}
+    assert "ops" in found and "digest" not in found["ops"] and text not in listed.stdout
+    made = cluster.command("subjects", "set", "orders.eu", "--per-second", "9", "--data", "/nowhere", token=text)
+    assert made.returncode == 0, made.stderr
+    cluster.running.until(
+        lambda: "administered request=SET_QUOTA by='ops'" in cluster.running.errors, "the act is logged with the name"
+    )
+    narrow = cluster.token("narrow", "administer:orders.>")
+    refused = cluster.command("token", "revoke", "ops", "--yes", "--data", "/nowhere", token=narrow)
+    assert refused.returncode and "does not allow TOKENS" in refused.stderr
+
+
+def test_a_rotated_token_has_two_texts_for_a_while_and_a_revoked_one_none(cluster: Cluster) -> None:
+    old = cluster.token("turn", "send:turn")
+    with delayd.Producer(cluster.address, token=old, timeout_ms=20_000) as producer:
+        producer.send("turn", b"1", delay=SOON)
+        new = cluster.operator("token", "rotate", "turn", "--keep", "1h")
+        assert new != old
+        with delayd.Producer(cluster.address, token=new, timeout_ms=20_000) as other:
+
+            def taken() -> bool:
+                try:
+                    other.send("turn", b"2", delay=SOON)
+                except BadToken:
+                    return False
+                return True
+
+            wait_until(taken, "the new text is taken")
+            producer.send("turn", b"3", delay=SOON)  # The old one still is.
+            cluster.operator("token", "revoke", "turn", "--yes")
+
+            def refused(client: delayd.Producer) -> bool:
+                try:
+                    client.send("turn", b"4", delay=SOON)
+                except BadToken:
+                    return True
+                except DelaydError:
+                    return False  # Its connection has just been ended.
+                return False
+
+            for client in (producer, other):
+                wait_until(lambda client=client: refused(client), "it is refused")  # type: ignore[misc]
+
+
+def test_tokens_outlive_kills_of_all_servers(cluster: Cluster) -> None:
+    text = cluster.token("stays", "send:stays")
+    for role in ("delay", "realtime", "meta"):
+        count = len(cluster.running.ready(role))
+        cluster.running.kill(role)
+        cluster.running.until(
+            lambda role=role, count=count: len(cluster.running.ready(role)) > count,  # type: ignore[misc]
+            "it serves again",
+        )
+    with delayd.Producer(cluster.address, token=text) as producer:
+        producer.send("stays", b"x", delay=SOON)
+        with pytest.raises(NotAllowed):
+            producer.send("goes", b"x", delay=SOON)
+    with delayd.Producer(cluster.address) as producer, pytest.raises(NotAllowed, match="asks for a token"):
+        producer.send("stays", b"x", delay=SOON)
+
+
+def test_a_token_is_not_sent_where_others_could_read_it(cluster: Cluster) -> None:
+    text = cluster.token("secretive", "send:>")
+    with (
+        delayd.Producer("delayd://meta.example:7400", token=text, timeout_ms=2_000) as producer,
+        pytest.raises(DelaydError, match="could read the token"),
+    ):
+        producer.send("x", b"x", delay=SOON)
+    assert text not in cluster.running.errors
