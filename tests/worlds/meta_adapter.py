@@ -100,6 +100,7 @@ class Stranger:
     """One connection to meta, which has not proved the secret unless it says so."""
 
     peer = "a stranger"
+    channel = b""
 
     def __init__(self, *, trusted: bool = False) -> None:
         self.trusted = trusted
