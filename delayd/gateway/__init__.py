@@ -14,6 +14,9 @@ It is a client of the servers, like any other, and keeps nothing that must last.
     signing     signatures of POSTs
     push_routes   targets over HTTP
     clock       the clock of servers in memory, which tests move
+    admin       what operators ask and decide: subjects, groups, dead letters, quotas
+    operations  the table of all that may be asked
+    openapi     the document that is made from that table
     values      JSON in and out: what each request may have, and its bounds
     problems    errors as problem+json
     metrics     what Prometheus reads

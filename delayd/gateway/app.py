@@ -10,10 +10,10 @@ import asyncio
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from functools import partial
+from typing import TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -27,15 +27,19 @@ from delayd.client.asking import ask
 from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.errors import DelaydError
-from delayd.gateway import clock, messages, sends
+from delayd.gateway import messages, sends
+from delayd.gateway.admin import AdminRoutes
 from delayd.gateway.clock import MovableClock
 from delayd.gateway.groups import Groups
 from delayd.gateway.metrics import page
+from delayd.gateway.openapi import Endpoint, Operation
+from delayd.gateway.operations import operations_of
 from delayd.gateway.problems import Refusal, answer_problem
 from delayd.gateway.push import Push
 from delayd.gateway.push_routes import PushRoutes
-from delayd.gateway.sends import decoded, part, queried, read_body
-from delayd.gateway.values import JSON, Leases, Pull
+from delayd.gateway.sends import EVENTS, Lines, decoded, part, queried, query_of, read_body
+from delayd.gateway.values import JSON, Follow, Leases, Pull
+from delayd.secret import Secret
 from delayd.wire.exposition import MEDIA_TYPE
 from delayd.wire.requests import RequestType
 
@@ -45,16 +49,23 @@ UNREACHED = timedelta(seconds=5)  # So long a request waits for servers that are
 READY_S = 2.0  # Meta answers within it, or a probe hears that this gateway is not ready.
 WORDS_BYTES_MAX = 4 << 20  # A request that is no message may have so many; 10,000 leases are a few hundred KB.
 
-_PULL, _LEASES = msgspec.json.Decoder(Pull), msgspec.json.Decoder(Leases)
+_PULL = msgspec.json.Decoder(Pull)
 _encode = msgspec.json.Encoder().encode
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+W = TypeVar("W", bound=Leases)
 
 
 class Gateway:
     """What the routes share; belongs to one loop. Servers in memory have a ``clock`` that callers may move."""
 
-    def __init__(self, meta: str, names: Sequence[str], push: Push, clock: MovableClock | None = None) -> None:
+    def __init__(
+        self,
+        meta: str,
+        names: Sequence[str],
+        push: Push,
+        clock: MovableClock | None = None,
+        secret: Secret | None = None,
+    ) -> None:
         self.clock = clock
         self.answered: Counter[tuple[str, int]] = Counter()
         # Names under which this gateway is asked; an address is always one.
@@ -63,6 +74,7 @@ class Gateway:
         self._groups = Groups(self._consumer)
         self._push = push
         self.push = PushRoutes(push)
+        self.admin = AdminRoutes(meta, secret)
         self._producer: AsyncProducer | None = None
         self._stopping = asyncio.Event()
 
@@ -90,10 +102,11 @@ class Gateway:
             self._producer = producer
             self._groups.start()
             self._push.start()
+            await self.admin.start()
             try:
                 yield
             finally:
-                await asyncio.gather(self._groups.close(), self._push.close())
+                await asyncio.gather(self._groups.close(), self._push.close(), self.admin.close())
 
     @property
     def producer(self) -> AsyncProducer:
@@ -110,9 +123,7 @@ class Gateway:
 
     async def listed(self, request: Request) -> Response:
         """One message by its key, or all that are pending."""
-        if "key" in request.query_params:
-            return await messages.get(self.producer, messages.Named(request))
-        return await messages.pending(self.producer, request)
+        return await messages.listed(self.producer, request)
 
     async def get(self, request: Request) -> Response:
         """What became of a message."""
@@ -131,21 +142,31 @@ class Gateway:
         queried(request)
         wish = decoded(_PULL, await read_body(request, WORDS_BYTES_MAX) or b"{}")
 
+        pulled = await self._groups.pull(part(request, "subject"), part(request, "group"), wish, self._gone(request))
+        return Response(_encode({"messages": pulled}), media_type=JSON)
+
+    async def follow(self, request: Request) -> Response:
+        """Messages are pulled as long as somebody listens, and are events of one answer."""
+        wish = query_of(request, Follow)
+        events = self._groups.follow(part(request, "subject"), part(request, "group"), wish, self._gone(request))
+        return Lines(events, EVENTS)
+
+    def _gone(self, request: Request) -> Callable[[], Coroutine[None, None, None]]:
         receive = self._until_stop(request)
 
         async def gone() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-        pulled = await self._groups.pull(part(request, "subject"), part(request, "group"), wish, gone)
-        return Response(_encode({"messages": pulled}), media_type=JSON)
+        return gone
 
-    def says(self, say: Callable[[Groups, Leases], Awaitable[list[dict[str, object]]]]) -> Endpoint:
-        """A route on which callers say something of what they hold."""
+    def says(self, kind: type[W], say: Callable[[Groups, W], Awaitable[list[dict[str, object]]]]) -> Endpoint:
+        """An endpoint to which callers say something of what they hold."""
+        decoder = msgspec.json.Decoder(kind)
 
         async def said(request: Request) -> Response:
             queried(request)
-            wish = decoded(_LEASES, await read_body(request, WORDS_BYTES_MAX))
+            wish = decoded(decoder, await read_body(request, WORDS_BYTES_MAX))
             return Response(_encode({"results": await say(self._groups, wish)}), media_type=JSON)
 
         return said
@@ -170,27 +191,7 @@ class Gateway:
 
 def app_of(gateway: Gateway) -> ASGIApp:
     """The whole app."""
-    one, many = "/v1/subjects/{subject:path}/messages/{id}", "/v1/subjects/{subject:path}/messages"
-    push = gateway.push
-    routes = [
-        _route(many, POST=gateway.send, GET=gateway.listed, DELETE=gateway.cancel, PATCH=gateway.move),
-        _route(one, GET=gateway.get, DELETE=gateway.cancel, PATCH=gateway.move),
-        Route("/v1/subjects/{subject:path}/groups/{group}/pull", gateway.pull, methods=["POST"]),
-        Route("/v1/leases/ack", gateway.says(Groups.ack), methods=["POST"]),
-        Route("/v1/leases/nack", gateway.says(Groups.nack), methods=["POST"]),
-        Route("/v1/leases/reject", gateway.says(Groups.reject), methods=["POST"]),
-        Route("/v1/leases/extend", gateway.says(Groups.extend), methods=["POST"]),
-        _route("/v1/push", GET=push.listed, POST=push.create),
-        _route("/v1/push/{name}", GET=push.get, PATCH=push.change, DELETE=push.delete),
-        _route("/v1/push/{name}/key", POST=push.rotate),
-        _route("/v1/push/{name}/test", POST=push.test),
-        Route("/metrics", gateway.metrics, methods=["GET"]),
-        Route("/healthz", gateway.health, methods=["GET"]),
-        Route("/readyz", gateway.ready, methods=["GET"]),
-    ]
-    if gateway.clock is not None:
-        routes.append(_route("/v1/clock", GET=partial(clock.show, gateway.clock)))
-        routes.append(_route("/v1/clock/advance", POST=partial(clock.advance, gateway.clock)))
+    routes = _routes(operations_of(gateway))
     faults = {
         HTTPException: _no_route,
         ClientDisconnect: _gone,
@@ -207,9 +208,15 @@ async def _next(request: Request) -> Message:
     return await request.receive()
 
 
-def _route(path: str, **of_methods: Endpoint) -> Route:
-    """One route for all methods of a path, so that a 405 names them all."""
+def _routes(operations: Iterable[Operation]) -> list[Route]:
+    """A route for each path, with all its methods, so that a 405 names them all."""
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for each in operations:
+        by_path.setdefault(each.path.replace("{subject}", "{subject:path}"), {})[each.method] = each.endpoint
+    return [_route(path, of_methods) for path, of_methods in by_path.items()]
 
+
+def _route(path: str, of_methods: Mapping[str, Endpoint]) -> Route:
     async def asked(request: Request) -> Response:
         return await of_methods["GET" if request.method == "HEAD" else request.method](request)
 

@@ -10,20 +10,27 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, AsyncMessageBatch
-from delayd.errors import BadArgument, DelaydError
+from delayd.errors import DelaydError
 from delayd.gateway.problems import Refusal, problem
-from delayd.gateway.values import LEASE_MS_MAX, LEASES_MAX, PULL_MAX, WAIT_MS_MAX, Leases, Pull, milliseconds, shown
+from delayd.gateway.values import PULL_MAX, Extension, Follow, GivenBack, Leases, Pull, Unwanted, milliseconds, shown
 
 CONSUMERS_MAX = 1_000  # Subjects and groups that are pulled from at one time; each has a connection.
 IDLE_S = 60.0  # A consumer that nobody asks for so long is closed.
 HELD_MAX = 100_000  # Messages that are held at one time.
 LEASE_BYTES = 15
+QUIET_MS = 15_000  # Proxies end a line on which nothing goes for longer.
+LOOK_S = 0.05  # How often a stream whose listener holds enough looks for words about it.
+
+_encode = msgspec.json.Encoder().encode
 
 
 class _Whose(NamedTuple):
@@ -79,9 +86,6 @@ class Groups:
         """The next messages of a group; none when none came in time. ``gone`` returns when nobody waits for the answer
         any more; then the pull ends, and no message has an attempt less for it.
         """
-        _within("max_messages", wish.max_messages, 1, PULL_MAX)
-        _within("wait_ms", wish.wait_ms, 0, WAIT_MS_MAX)
-        _within("lease_ms", wish.lease_ms, 1, LEASE_MS_MAX)
         if len(self._held) + wish.max_messages > HELD_MAX:
             raise Refusal(
                 429, "slow_down", f"{HELD_MAX} pulled messages are held; settle some first", {"Retry-After": "1"}
@@ -99,6 +103,36 @@ class Groups:
             raise batch.outage
         ends_at = time.monotonic() + wish.lease_ms / 1_000
         return [self._hold(message, ends_at) for message in batch]
+
+    async def follow(
+        self, subject: str, group: str, wish: Follow, gone: Callable[[], Coroutine[None, None, None]]
+    ) -> AsyncIterator[bytes]:
+        """The messages of a group as server-sent events, until ``gone`` returns.
+
+        An event has the lease as its id. While the caller has said nothing of ``max_held`` of them, no more are pulled.
+        A comment goes out when none came for a while, so that nobody between takes the line for dead.
+        """
+        leaving = asyncio.get_running_loop().create_task(gone())
+        mine: set[str] = set()
+        try:
+            yield b": follows\n\n"
+            while not leaving.done():
+                mine &= self._held.keys()
+                room = wish.max_held - len(mine)
+                if not room:
+                    await asyncio.wait((leaving,), timeout=LOOK_S)
+                    continue
+                pull = Pull(max_messages=room, wait_ms=QUIET_MS, lease_ms=wish.lease_ms)
+                try:
+                    pulled = await self.pull(subject, group, pull, partial(_until, leaving))
+                except (DelaydError, Refusal) as error:
+                    yield b"event: problem\ndata: %b\n\n" % _encode(problem(error))
+                    return
+                mine.update(str(each["lease"]) for each in pulled)
+                events = [b"id: %b\ndata: %b\n\n" % (str(each["lease"]).encode(), _encode(each)) for each in pulled]
+                yield b"".join(events) or b": nothing\n\n"
+        finally:
+            leaving.cancel()
 
     async def _pulled(
         self, consumer: AsyncConsumer, wish: Pull, gone: Callable[[], Coroutine[None, None, None]]
@@ -142,22 +176,17 @@ class Groups:
         """The work on these messages is done; the answer for each comes when that is durable."""
         return await self._say(wish, lambda message: message.ack(), settles=True)
 
-    async def nack(self, wish: Leases) -> list[dict[str, object]]:
+    async def nack(self, wish: GivenBack) -> list[dict[str, object]]:
         """Give these messages back."""
         delay = None if wish.delay_ms is None else milliseconds("delay_ms", wish.delay_ms)
         return await self._say(wish, lambda message: message.nack(delay, error=wish.error), settles=True)
 
-    async def reject(self, wish: Leases) -> list[dict[str, object]]:
+    async def reject(self, wish: Unwanted) -> list[dict[str, object]]:
         """Keep these messages as dead letters."""
-        if not wish.reason:
-            raise BadArgument("give a reason: one word that says why the messages are rejected")
         return await self._say(wish, lambda message: message.reject(wish.reason, error=wish.error), settles=True)
 
-    async def extend(self, wish: Leases) -> list[dict[str, object]]:
+    async def extend(self, wish: Extension) -> list[dict[str, object]]:
         """Hold these messages for longer, from now on."""
-        if wish.lease_ms is None:
-            raise BadArgument("give lease_ms: how long from now the messages are held")
-        _within("lease_ms", wish.lease_ms, 1, LEASE_MS_MAX)
         length, ends_at = milliseconds("lease_ms", wish.lease_ms), time.monotonic() + wish.lease_ms / 1_000
         told = await self._say(wish, lambda message: message.extend(length), settles=False)
         for lease, each in zip(wish.leases, told, strict=True):
@@ -168,9 +197,6 @@ class Groups:
     async def _say(
         self, wish: Leases, say: Callable[[AsyncMessage], Awaitable[None]], *, settles: bool
     ) -> list[dict[str, object]]:
-        if not 0 < len(wish.leases) <= LEASES_MAX:
-            raise BadArgument(f"{len(wish.leases)} leases; name 1 to {LEASES_MAX} at a time")
-
         async def one(lease: str) -> dict[str, object]:
             held = self._held.pop(lease, None) if settles else self._held.get(lease)
             if held is None:
@@ -204,9 +230,8 @@ class Groups:
                     await _quietly(puller.consumer.close())
 
 
-def _within(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise BadArgument(f"{name} is {value}; it lies within {least} and {most}")
+async def _until(task: asyncio.Task[None]) -> None:
+    await asyncio.wait((task,))
 
 
 async def _quietly(work: Awaitable[None]) -> None:

@@ -7,7 +7,6 @@ Invariant: an answer says what the servers said. A message that is known and can
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import datetime
 
 import msgspec
 from starlette.requests import Request
@@ -16,10 +15,10 @@ from starlette.responses import Response
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
-from delayd.errors import BadArgument, DelaydError
+from delayd.errors import DelaydError
 from delayd.gateway.problems import Refusal, problem
-from delayd.gateway.sends import Lines, decoded, part, queried, read_body
-from delayd.gateway.values import JSON, Given, When, body_of, utc
+from delayd.gateway.sends import Lines, decoded, part, queried, query_of, read_body
+from delayd.gateway.values import JSON, Browse, ByKey, Given, When, body_of, header_texts, utc
 from delayd.hours import instant_text
 from delayd.outcome import MessageState
 from delayd.wire.asked import CancelAnswer, RescheduleAnswer
@@ -35,11 +34,13 @@ class Named:
 
     def __init__(self, request: Request) -> None:
         self.subject = part(request, "subject")
-        token, key = request.path_params.get("id"), queried(request, "key").get("key")
-        if (token is None) == (key is None):
-            raise BadArgument("name one message: by the id of its receipt in the path, or by ?key= behind messages")
-        self.receipt = None if token is None else Receipt.of_token(token)
-        self.key = key
+        self.receipt: Receipt | None = None
+        self.key: str | None = None
+        if "id" in request.path_params:
+            queried(request)
+            self.receipt = Receipt.of_token(part(request, "id"))
+        else:
+            self.key = query_of(request, ByKey).key
 
 
 async def get(producer: AsyncProducer, named: Named) -> Response:
@@ -71,23 +72,17 @@ async def move(producer: AsyncProducer, named: Named, request: Request) -> Respo
     return Response(_encode(Given.of(moved.receipt)), media_type=JSON)
 
 
-async def pending(producer: AsyncProducer, request: Request) -> Response:
-    """List the pending messages of a subject, as lines, however many there are."""
-    query = queried(request, "due_from", "due_before", "tag", "contents")
-
-    def bound(name: str) -> datetime | None:
-        text = query.get(name)
-        return None if text is None else utc(text, name)
-
-    contents = query.get("contents", "false")
-    if contents not in ("true", "false"):
-        raise BadArgument(f"contents is true or false, not {contents[:40]!r}")
+async def listed(producer: AsyncProducer, request: Request) -> Response:
+    """One message by its key, or the pending messages of a subject, as lines, however many there are."""
+    wish = query_of(request, Browse)
+    if wish.key is not None:
+        return await get(producer, Named(request))
     pages = producer.pending(
         part(request, "subject"),
-        due_from=bound("due_from"),
-        due_before=bound("due_before"),
-        tag=query.get("tag"),
-        contents=contents == "true",
+        due_from=utc(wish.due_from, "due_from"),
+        due_before=utc(wish.due_before, "due_before"),
+        tag=wish.tag,
+        contents=wish.contents,
     )
 
     first = await anext(pages, None)  # An error before any line has a status of its own.
@@ -107,7 +102,7 @@ async def pending(producer: AsyncProducer, request: Request) -> Response:
                 if message.body is not None:
                     told |= body_of(message.body)
                 if message.headers:
-                    told["headers"] = {name: _text(value) for name, value in message.headers.items()}
+                    told["headers"] = header_texts(message.headers)
                 some.append(_encode(told))
             yield b"\n".join([*some, b""])
             try:
@@ -118,10 +113,6 @@ async def pending(producer: AsyncProducer, request: Request) -> Response:
         yield _encode({"pending": pages.found, "in_flight": pages.in_flight, "unread": pages.unread}) + b"\n"
 
     return Lines(lines())
-
-
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode(errors="replace")
 
 
 def _unknown() -> Refusal:

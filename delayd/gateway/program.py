@@ -57,7 +57,7 @@ def run(
     check_host(host, insecure=insecure)
     configure_logging()
     push = Push(meta, secret, allow_private=allow_private)
-    return serve(Gateway(meta, names, push), "gateway", host, port, exit_with_stdin=exit_with_stdin)
+    return serve(Gateway(meta, names, push, secret=secret), "gateway", host, port, exit_with_stdin=exit_with_stdin)
 
 
 def check_host(host: str, *, insecure: bool) -> None:

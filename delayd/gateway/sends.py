@@ -12,7 +12,9 @@ refused by itself, and the answers are in the order of the messages.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
+from functools import cache
 from typing import TypeVar
 from urllib.parse import parse_qsl, unquote
 
@@ -26,29 +28,27 @@ from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument, DelaydError, MessageTooLarge, ServerUnavailable
 from delayd.gateway.problems import Refusal, problem
-from delayd.gateway.values import JSON, Given, NewMessage, milliseconds
+from delayd.gateway.values import JSON, Given, NewMessage, SendOptions, milliseconds
 
-NDJSON = "application/x-ndjson"
+NDJSON, EVENTS = "application/x-ndjson", "text/event-stream"
 LINE_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # A body of the largest size in base64, and the rest.
 BODY_BYTES_MAX = 64 << 20  # A list of messages; longer ones are streams.
 UNDER_WAY_MAX = 8_192  # Messages of a stream without an answer: then no more of it is read.
 PIECE_LINES = 512
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=msgspec.Struct)
 _Sent = asyncio.Future[Receipt] | DelaydError  # A message under way, or why it is not sent.
 
 _ONE, _SOME = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[NewMessage])
-_OPTIONS = tuple(name for name in NewMessage.__struct_fields__ if name not in ("body", "body_base64", "headers"))
 _encode = msgspec.json.Encoder().encode
 
 
 class Lines(Response):
     """An answer of lines as they come, also while the request is still read: nothing else reads it meanwhile."""
 
-    media_type = NDJSON
-
-    def __init__(self, lines: AsyncIterator[bytes]) -> None:
-        super().__init__()
+    def __init__(self, lines: AsyncIterator[bytes], media_type: str = NDJSON) -> None:
+        super().__init__(headers={"Cache-Control": "no-store"}, media_type=media_type)
         del self.headers["content-length"]
         self._lines = lines
 
@@ -69,10 +69,10 @@ async def send(producer: AsyncProducer, subject: str, request: Request, until_st
         return Lines(_stream(producer, subject, Request(request.scope, until_stop)))
     body = await read_body(request, BODY_BYTES_MAX if kind == JSON else MESSAGE_BYTES_MAX)
     if kind != JSON:
-        return _given(await _queue(producer, subject, _of_query(request), body))
+        return _given(await _queue(producer, subject, query_of(request, SendOptions), body))
     if not body.lstrip().startswith(b"["):
         message = decoded(_ONE, body)
-        return _given(await _queue(producer, subject, message, message.content()))
+        return _given(await _queue(producer, subject, message, message.content(), message.headers))
     wished = decoded(_SOME, body)
     told: list[Given | dict[str, object]] = []
     for first in range(0, len(wished), UNDER_WAY_MAX):
@@ -107,23 +107,74 @@ def _check_encoding(request: Request) -> None:
         raise Refusal(415, "bad_encoding", f"a body in the encoding {coding[:40]!r} is not read; send it as it is")
 
 
-def queried(request: Request, *names: str, several: str | None = None) -> dict[str, str]:
-    """The query of a request: each of ``names`` once, but ``several``; BadArgument for anything else in it."""
+class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of most requests."""
+
+
+def queried(request: Request) -> None:
+    """Refuse a request that has a query."""
+    query_of(request, NoQuery)
+
+
+def query_of(request: Request, kind: type[Q]) -> Q:
+    """The query of a request; BadArgument for what it may not have."""
     try:
         text = request.scope["query_string"].decode("ascii")
         pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
     except ValueError as error:
         raise BadArgument(f"the query of this request: {error}") from error
-    found: dict[str, str] = {}
+    if not pairs:
+        return _converted({}, kind)
+    readers = _readers(kind)
+    found: dict[str, object] = {}
     for name, value in pairs:
-        if name not in names:
-            raise BadArgument(
-                f"the query of this request may have {', '.join(names) or 'nothing'}; it has {name[:40]!r}"
-            )
-        if name != several and name in found:
+        if name not in readers:
+            what = ", ".join(readers) or "nothing"
+            raise BadArgument(f"the query of this request may have {what}; it has {name[:40]!r}")
+        read = readers[name]
+        if read is None:
+            several = found.setdefault(name, [])
+            assert isinstance(several, list), "only this line sets it"
+            several.append(value)
+        elif name in found:
             raise BadArgument(f"the query of this request has {name!r} twice")
-        found[name] = value
-    return found
+        else:
+            found[name] = read(value)
+    return _converted(found, kind)
+
+
+def _converted(found: dict[str, object], kind: type[Q]) -> Q:
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise BadArgument(f"the query of this request: {error}") from error
+
+
+@cache
+def _readers(kind: type[msgspec.Struct]) -> dict[str, Callable[[str], object] | None]:
+    """What reads a value of each member; None for one that may come several times."""
+    described = msgspec.inspect.type_info(kind)
+    assert isinstance(described, msgspec.inspect.StructType)
+    readers: dict[str, Callable[[str], object] | None] = {}
+    for member in described.fields:
+        kinds = member.type.types if isinstance(member.type, msgspec.inspect.UnionType) else (member.type,)
+        readers[member.encode_name] = next((_READERS[type(each)] for each in kinds if type(each) in _READERS), str)
+    return readers
+
+
+def _number(text: str) -> int | str:
+    return int(text) if re.fullmatch("-?[0-9]{1,19}", text) else text
+
+
+def _truth(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text, text)
+
+
+_READERS: dict[type, Callable[[str], object] | None] = {
+    msgspec.inspect.IntType: _number,
+    msgspec.inspect.BoolType: _truth,
+    msgspec.inspect.ListType: None,
+}
 
 
 def part(request: Request, name: str) -> str:
@@ -146,24 +197,15 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise BadArgument(f"the body of this request: {error}") from error
 
 
-def _of_query(request: Request) -> NewMessage:
-    """What the query says of a message whose body is the request's."""
-    query: dict[str, object] = dict(queried(request, *_OPTIONS, several="tags"))
-    if "tags" in query:
-        query["tags"] = request.query_params.getlist("tags")
-    try:
-        return msgspec.convert(query, NewMessage, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadArgument(f"the query of this request: {error}") from error
-
-
-def _queue(producer: AsyncProducer, subject: str, message: NewMessage, body: bytes) -> asyncio.Future[Receipt]:
+def _queue(
+    producer: AsyncProducer, subject: str, message: SendOptions, body: bytes, headers: dict[str, str] | None = None
+) -> asyncio.Future[Receipt]:
     """Queue a message; raises what is wrong with it."""
     return producer.send_nowait(
         subject,
         body,
         **message.terms(),  # type: ignore[arg-type]
-        headers=message.all_headers(),
+        headers=message.all_headers(headers),
         key=message.key,
         on_conflict=message.on_conflict,
         tags=message.tags,
@@ -176,7 +218,7 @@ def _queue(producer: AsyncProducer, subject: str, message: NewMessage, body: byt
 
 def _begin(producer: AsyncProducer, subject: str, message: NewMessage) -> _Sent:
     try:
-        return _queue(producer, subject, message, message.content())
+        return _queue(producer, subject, message, message.content(), message.headers)
     except DelaydError as error:
         return error
 

@@ -1,16 +1,20 @@
-"""Values: what requests have in JSON, and what answers have; checked by msgspec, as the OpenAPI page describes them.
+"""Values: what requests have in JSON and in their query, and what answers have. msgspec checks requests, and the
+OpenAPI document is made from the same types (`delayd.gateway.openapi`).
 
-Invariant: a field that is not known is refused, so that a slip of a name sends no message with another meaning.
+Invariant: a field that is not known is refused, so that a slip of a name sends no message with another meaning. A bound
+of a field stands at its type, so that the document has it, too.
 """
 
 from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from delayd.client.pulling.message import MessageView
 from delayd.client.sending.receipts import Receipt
@@ -21,8 +25,8 @@ JSON = "application/json"
 PULL_MAX = 1_000  # Messages in one answer.
 WAIT_MS_MAX = 30_000  # Shorter than proxies wait for an answer.
 LEASE_MS_MAX = 43_200_000
-REASON_MAX = 4_096
 LEASES_MAX = 10_000
+INTEGER_MAX = (1 << 63) - 1
 
 FLOW, TIMEOUT = "delayd-flow", "delayd-timeout"  # Headers of a message for its push target.
 
@@ -31,17 +35,24 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 
 
-Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+Instant = Annotated[datetime, Meta(tz=True)]
 """With its offset from UTC."""
+
+Duration = Annotated[str, Meta(pattern="^([0-9]+([.][0-9]+)?(ms|[smhdw]))+$", max_length=100)]
+"""As people write it, such as 250ms, 30s, 1h30m or 2d."""
+
+Integer = Annotated[int, Meta(ge=-INTEGER_MAX - 1, le=INTEGER_MAX)]
+LeaseMs = Annotated[int, Meta(ge=1, le=LEASE_MS_MAX)]
+LeaseNames = Annotated[list[str], Meta(min_length=1, max_length=LEASES_MAX)]
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a message is due: exactly one of the four."""
 
-    delay: str | None = None
-    delay_ms: int | None = None
+    delay: Duration | None = None
+    delay_ms: Integer | None = None
     deliver_at: Instant | None = None
-    deliver_at_ms: int | None = None
+    deliver_at_ms: Integer | None = None
 
     def terms(self) -> dict[str, timedelta | datetime | int]:
         """The arguments of a send."""
@@ -59,29 +70,34 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return given
 
 
-class NewMessage(When, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One message to be sent."""
+class SendOptions(When, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a message may have besides its body."""
 
-    body: str | None = None
-    body_base64: str | None = None
-    headers: dict[str, str] | None = None
     key: str | None = None
     on_conflict: Literal["reject", "keep", "replace"] = "reject"
     tags: list[str] | None = None
-    ttl_ms: int | None = None
+    ttl_ms: Integer | None = None
     expires_at: Instant | None = None
     ordering_key: str | None = None
-    spread_ms: int | None = None
+    spread_ms: Integer | None = None
     flow: str | None = None  # For push targets, as the header of that name.
-    timeout: str | None = None
+    timeout: Duration | None = None
 
-    def all_headers(self) -> dict[str, str] | None:
-        """The headers, with those that these options stand for."""
+    def all_headers(self, headers: dict[str, str] | None) -> dict[str, str] | None:
+        """These headers, with those that options stand for."""
         own = {FLOW: self.flow, TIMEOUT: self.timeout}
         given = {name: value for name, value in own.items() if value is not None}
         if self.timeout is not None:
             duration(self.timeout)
-        return {**(self.headers or {}), **given} if given else self.headers
+        return {**(headers or {}), **given} if given else headers
+
+
+class NewMessage(SendOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One message to be sent, with `body`, a text, or `body_base64`, any bytes."""
+
+    body: str | None = None
+    body_base64: str | None = None
+    headers: dict[str, str] | None = None
 
     def content(self) -> bytes:
         """The bytes of the message."""
@@ -96,22 +112,71 @@ class NewMessage(When, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise BadArgument(f"body_base64 is not base64: {error}") from error
 
 
+class ByKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message by the key that it was sent with."""
+
+    key: str
+
+
+class Browse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One message by its key alone, or all that are pending in a window."""
+
+    key: str | None = None
+    due_from: Instant | None = None
+    due_before: Instant | None = None
+    tag: str | None = None
+    contents: bool = False
+
+
 class Pull(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pull of a group."""
 
-    max_messages: int = 1
-    wait_ms: int = 0
-    lease_ms: int = 60_000
+    max_messages: Annotated[int, Meta(ge=1, le=PULL_MAX)] = 1
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
+    lease_ms: LeaseMs = 60_000
+
+
+class Follow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a group's messages are followed: at most `max_held` of them are without a word of the caller's."""
+
+    lease_ms: LeaseMs = 60_000
+    max_held: Annotated[int, Meta(ge=1, le=PULL_MAX)] = 100
 
 
 class Leases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Messages that were pulled, by their leases, and what is said of them."""
+    """Messages that were pulled, by their leases."""
 
-    leases: list[str]
-    delay_ms: int | None = None  # A nack has it; without it the consumer's backoff counts.
-    lease_ms: int | None = None  # An extension needs it.
-    reason: str = ""  # A rejection needs it.
+    leases: LeaseNames
+
+
+class GivenBack(Leases, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Messages that are to come again; without `delay_ms` when the backoff of consumers says."""
+
+    delay_ms: Integer | None = None
     error: str = ""
+
+
+class Unwanted(Leases, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Messages that become dead letters, for a reason of one word."""
+
+    reason: Annotated[str, Meta(min_length=1)]
+    error: str = ""
+
+
+class Extension(Leases, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Messages that are held for so long from now."""
+
+    lease_ms: LeaseMs
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request, or one of its messages, failed (RFC 9457)."""
+
+    type: str
+    status: int
+    code: str
+    detail: str
+    retry_after_ms: int = 0
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -145,6 +210,80 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class MessageFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a message so far."""
+
+    state: str
+    deliver_at: str
+    deliver_at_ms: int
+    attempt: int
+    decided_at_ms: int | None = None
+    target_log_id: str | None = None
+    target_appended_at_ms: int | None = None
+    target_offset: int | None = None
+    other: int | None = None
+    other_at_ms: int | None = None
+
+
+class CancelledMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that was cancelled."""
+
+    state: Literal["cancelled"]
+
+
+class PendingLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of a list: one pending message."""
+
+    id: str
+    sequence: int
+    deliver_at: str
+    deliver_at_ms: int
+    bytes: int
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    body: str | None = None
+    body_base64: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class PendingTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """The last line of a list: how many messages it has, how many are being handed over or unread."""
+
+    pending: int
+    in_flight: int
+    unread: int
+
+
+class PulledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message that the caller holds, under the name of its lease."""
+
+    lease: str
+    subject: str
+    attempt: int
+    deliver_at: str
+    deliver_at_ms: int
+    late_ms: int
+    log_id: str
+    sequence: int
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    body: str | None = None
+    body_base64: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class PulledMessages(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pull found."""
+
+    messages: list[PulledMessage]
+
+
+class LeaseHeard(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease whose word was heard."""
+
+    lease: str
+
+
 def duration(text: str) -> timedelta:
     """A length of time as people write it, such as ``30m`` or ``1h30m``."""
     if not _DURATION.fullmatch(text):
@@ -168,6 +307,13 @@ def body_of(content: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(content).decode()}
 
 
+def header_texts(headers: Mapping[str, str | bytes]) -> dict[str, str]:
+    """Headers in an answer."""
+    return {
+        name: value if isinstance(value, str) else value.decode(errors="replace") for name, value in headers.items()
+    }
+
+
 def shown(message: MessageView) -> dict[str, object]:
     """A pulled message in an answer, or in a POST of several."""
     told: dict[str, object] = {**body_of(message.body), "subject": message.subject}
@@ -175,10 +321,7 @@ def shown(message: MessageView) -> dict[str, object]:
     told |= {"deliver_at_ms": message.deliver_at_ms, "late_ms": message.late_ms}
     told |= {"log_id": f"{message.log_id:016x}", "sequence": message.sequence}
     if message.headers:
-        told["headers"] = {
-            name: value if isinstance(value, str) else value.decode(errors="replace")
-            for name, value in message.headers.items()
-        }
+        told["headers"] = header_texts(message.headers)
     if message.key is not None:
         told["key"] = message.key
     if message.tags:
@@ -186,15 +329,9 @@ def shown(message: MessageView) -> dict[str, object]:
     return told
 
 
-def utc(text: str, name: str) -> datetime:
-    """An instant in a query, with its offset from UTC."""
+def utc(moment: datetime | None, name: str) -> datetime | None:
+    """An instant in UTC; BadArgument beyond what a datetime can count."""
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise BadArgument(f"{name}: {text[:40]!r} is no instant; write one such as 2027-01-31T09:00:00Z") from error
-    if moment.tzinfo is None:
-        raise BadArgument(f"{name}: {text[:40]!r} does not say its offset from UTC; end it with Z or +02:00")
-    try:
-        return moment.astimezone(UTC)
+        return None if moment is None else moment.astimezone(UTC)
     except OverflowError as error:
-        raise BadArgument(f"{name}: {text[:40]!r} is beyond what a datetime can count") from error
+        raise BadArgument(f"{name} is beyond what a datetime can count") from error

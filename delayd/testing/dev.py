@@ -32,4 +32,4 @@ def run(host: str, port: int, names: Sequence[str], *, insecure: bool, start_ms:
     start = None if start_ms is None else utc(start_ms)
     with InMemoryBroker(start=start, tick=not stands) as broker:
         push = Push(broker.address, broker.secret, allow_private=True)  # Receivers of a test are on this machine.
-        return serve(Gateway(broker.address, names, push, broker.clock), "dev", host, port)
+        return serve(Gateway(broker.address, names, push, broker.clock, broker.secret), "dev", host, port)

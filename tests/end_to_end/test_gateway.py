@@ -20,8 +20,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import delayd
-from tests.end_to_end.gateways import JSON, LIMIT_S, LINES, Gateway, Json, gateway_of
+from tests.end_to_end.gateways import JSON, LIMIT_S, LINES, Answer, Gateway, Json, gateway_of
 from tests.end_to_end.processes import ServerProcess
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
 
 
 class Cluster(NamedTuple):
@@ -448,3 +450,125 @@ def test_without_its_packages_the_command_says_what_to_install(cluster: Cluster,
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
     assert done.returncode == 1
     assert done.stderr == "delayd: a gateway needs starlette: pip install 'delayd[gateway]'\n"
+
+
+@pytest.fixture(scope="module")
+def operated(cluster: Cluster) -> Iterator[Gateway]:
+    secret = next(cluster.folder.rglob("cluster.secret"))
+    with gateway_of(cluster.meta, cluster.folder, "--secret-file", str(secret)) as gateway:
+        yield gateway
+        assert gateway.stop() == 0 and " ERROR " not in gateway.log, gateway.log
+
+
+def rows(answer: Answer, name: str) -> list[Json]:
+    found = answer.json[name]
+    assert isinstance(found, list), answer
+    return found
+
+
+def test_subjects_and_groups_are_listed_and_a_group_is_paused_rewound_and_deleted(operated: Gateway) -> None:
+    ask, group = operated.ask, "/v1/subjects/listed.a/groups/g"
+    for _ in range(3):
+        ask("POST", "/v1/subjects/listed.a/messages?delay_ms=0", b"x")
+    held = operated.pull("listed.a", max_messages=1)
+    deadline = time.monotonic() + LIMIT_S
+    while rows(ask("GET", group), "groups")[0]["end"] != 3:
+        assert time.monotonic() < deadline
+    assert [each["subject"] for each in rows(ask("GET", "/v1/subjects?prefix=listed."), "subjects")] == ["listed.a"]
+    (found,) = rows(ask("GET", "/v1/subjects/listed.a/groups"), "groups")
+    assert (found["group"], found["waiting"], found["outstanding"], found["paused"]) == ("g", 2, 1, False)
+    assert ask("POST", f"{group}/pause").json == {"paused": True}
+    assert operated.pull("listed.a", wait_ms=0) == []
+    assert ask("POST", f"{group}/resume").json == {"paused": False}
+    operated.say("ack", *(each["lease"] for each in [*held, *operated.pull("listed.a", max_messages=2)]))
+    told = ask("POST", f"{group}/rewind", {"to": "earliest"}).json
+    assert told["dry_run"] is True and operated.pull("listed.a", wait_ms=0) == []
+    assert ask("POST", f"{group}/rewind", {"to": "earliest", "dry_run": False}).json["next"] == told["next"]
+    (again,) = operated.pull("listed.a")
+    assert again["sequence"] == held[0]["sequence"]
+    assert ask("DELETE", group).json == {"ended": 0}
+    assert (ask("GET", group).status, ask("POST", f"{group}/pause").code) == (404, "unknown")
+
+
+def test_dead_letters_are_listed_sent_again_and_ended(operated: Gateway) -> None:
+    ask, dead = operated.ask, "/v1/subjects/dead.a/groups/g/dead"
+    for body in (b"one", b"two"):
+        ask("POST", "/v1/subjects/dead.a/messages?delay_ms=0&tags=t", body)
+    for _ in range(2):
+        operated.say("reject", operated.pull("dead.a")[0]["lease"], reason="no_address", error="who?")
+    deadline = time.monotonic() + LIMIT_S
+    while len(lines := ask("GET", dead).lines) < 3:
+        assert time.monotonic() < deadline
+    *letters, total = lines
+    assert {(each["body"], each["reason"], each["error"]) for each in letters} == {
+        ("one", "no_address", "who?"),
+        ("two", "no_address", "who?"),
+    }
+    assert (letters[0]["tags"], total) == (["t"], {"dead": 2, "unread": 0})
+    assert ask("GET", f"{dead}?before=2020-01-01T00:00:00Z").lines == [{"dead": 0, "unread": 0}]
+    assert ask("POST", f"{dead}/redrive").json["found"] == 2
+    assert len(ask("GET", dead).lines) == 3, "it was only counted"
+    assert ask("POST", f"{dead}/redrive", {"dry_run": False}).json["done"] == 2
+    operated.say("reject", operated.pull("dead.a")[0]["lease"], reason="again")
+    operated.say("ack", operated.pull("dead.a")[0]["lease"])
+    while len(ask("GET", dead).lines) < 2:
+        assert time.monotonic() < deadline
+    assert ask("POST", f"{dead}/purge", {"dry_run": False}).json["done"] == 1
+    assert ask("GET", dead).lines == [{"dead": 0, "unread": 0}]
+
+
+def test_a_quota_is_set_and_holds(operated: Gateway) -> None:
+    ask = operated.ask
+    assert ask("PUT", "/v1/subjects/few/quota", {"pending": 1}).status == 200
+    (quota,) = rows(ask("GET", "/v1/quotas?prefix=few"), "quotas")
+    assert (quota["subject"], quota["pending"], quota["per_second"]) == ("few", 1, None)
+    statuses = [ask("POST", "/v1/subjects/few/messages?delay=1h", b"x").status for _ in range(2)]
+    assert statuses == [201, 400]
+    ask("PUT", "/v1/subjects/few/quota", {})
+    assert ask("POST", "/v1/subjects/few/messages?delay=1h", b"x").status == 201
+
+
+def test_what_only_an_operator_may_decide_needs_the_secret(cluster: Cluster) -> None:
+    ask = cluster.gateway.ask
+    group = "/v1/subjects/curl.a/groups/g"
+    asked: tuple[tuple[str, str, Json | None], ...] = (
+        ("POST", f"{group}/pause", None),
+        ("POST", f"{group}/resume", None),
+        ("POST", f"{group}/rewind", {"to": "latest", "dry_run": False}),
+        ("DELETE", group, None),
+        ("PUT", "/v1/subjects/curl.a/quota", {"pending": 0}),
+    )
+    for method, path, body in asked:
+        answer = ask(method, path, body)
+        assert (answer.status, answer.code) == (403, "not_trusted"), path
+
+
+def test_a_group_is_followed_by_events_and_what_is_not_acknowledged_comes_again(cluster: Cluster) -> None:
+    def events(count: int) -> list[Json]:
+        found: list[Json] = []
+        with socket.create_connection(("127.0.0.1", cluster.gateway.port), LIMIT_S) as line:
+            line.sendall(
+                b"GET /v1/subjects/sse/groups/g/events?lease_ms=1000&max_held=2 HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+            )
+            heard = line.makefile("rb")
+            while len(found) < count:
+                word = heard.readline()
+                assert word, "the stream goes on"
+                if word.startswith(b"content-type:"):
+                    assert word == b"content-type: text/event-stream; charset=utf-8\r\n"
+                if word.startswith(b"data: "):
+                    found.append(json.loads(word.removeprefix(b"data: ")))
+                    if len(found) == 2:
+                        assert cluster.gateway.say("ack", found[0]["lease"]) == [{"lease": found[0]["lease"]}]
+        return found
+
+    for number in range(3):
+        cluster.gateway.ask("POST", "/v1/subjects/sse/messages?delay_ms=0", b"%d" % number)
+    first, second, third = events(3)
+    assert [each["body"] for each in (first, second, third)] == ["0", "1", "2"]
+    again = {str(each["body"]): each["attempt"] for each in events(2)}
+    assert again == {"1": 2, "2": 2}, "the first one was acknowledged"
+
+
+def test_the_document_of_a_gateway_is_the_one_that_is_checked_in(cluster: Cluster) -> None:
+    assert cluster.gateway.ask("GET", "/v1/openapi.json").json == json.loads(DOCUMENT.read_text())
