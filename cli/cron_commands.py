@@ -21,7 +21,7 @@ from delayd.errors import BadArgument, NoRecurring
 from delayd.hours import EPOCH, duration_text, instant_text
 from delayd.recurrence.cron_line import CronLine
 from delayd.recurrence.recurrence import PREVIEW_MAX, Recurrence
-from delayd.recurrence.zones import shown_at
+from delayd.recurrence.zones import shown_at, tzdata_version
 
 from .cron_options import Given, content_options, policy_options, when_options
 from .listing import Cell, columns, printable
@@ -319,7 +319,9 @@ def next_occurrences(
     after_ms = instant("now") if after is None else after
     if name is None:
         recurrence, ran = Recurrence(**when), 0
-        click.echo(f"delayd: {_when_text(recurrence)}: {_explained(recurrence)}", err=True)
+        click.echo(
+            f"delayd: {_when_text(recurrence)}: {_explained(recurrence)} (zones of {tzdata_version()})", err=True
+        )
     else:
         with _asking(meta, timeout) as producer:
             info = _found(producer, name)

@@ -326,8 +326,8 @@ class Recurrence:
                 continue
             end_ms = min(era.end_ms, (day + 1) * DAY_MS - era.offset_ms, to_ms + 1)
             base_ms, times = self._source.times(day, era.offset_ms)
-            first, end = self._within(era, local_ms, end_ms + era.offset_ms)
-            first, end = (bisect_left(times, shown_ms - era.offset_ms - base_ms) for shown_ms in (first, end))
+            shown = self._within(era, local_ms, end_ms + era.offset_ms)
+            first, end = (bisect_left(times, shown_ms - era.offset_ms - base_ms) for shown_ms in shown)
             if first < end:
                 yield _Piece(base_ms, times, first, end)
             at = end_ms

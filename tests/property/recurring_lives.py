@@ -1,9 +1,10 @@
 """Lives of recurring schedules: years of decisions with outages, kills, restores, edits, pauses and clocks that jump.
 
 ``python -m tests.property.recurring_lives --schedules 10000 --years 50 --jobs 2`` counts what is missing and what is
-doubled. A life stands on `decide` alone, as a server does: it keeps a state, and each decision takes its place whole or
-not at all. A part of a life ends with each edit and each restore; then every occurrence of that part must have run or
-must lie in one row of skips, and not in both.
+doubled. A life keeps a state, and each decision takes its place whole or not at all, as at a server. With ``--records``
+the state is the record of a delay server, in bytes, and the server's own functions change it. A part of a life ends
+with each edit and each restore; then every occurrence of that part must have run or must lie in one row of skips, and
+not in both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from random import Random
 from typing import Any
 
 import delayd
-from delayd.recurrence.deciding import RunDecision, RunPolicy, decide
+from delayd.delay.ending.occurrences import LEAD_MS, Asks, Change, DecidedNow, Recurs
+from delayd.recurrence.deciding import Overlap, RunDecision, RunPolicy, decide
+from delayd.wire.recurring import RecurringRecord, RecurringRequest, RecurringSpec, RecurringWish
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 BEGIN_MS = 1_798_761_600_000  # 2027-01-01T00:00Z.
@@ -153,6 +156,9 @@ class Life:
         self.found["rows of skips"] += len(decision.skipped)
         self.found["counted as skipped"] += sum(skip.count for skip in decision.skipped)
 
+    def _overlap(self) -> Overlap:
+        return self.random.choice(("all", "all", "all", "skip"))
+
     def _drawn(self) -> tuple[delayd.Recurrence, RunPolicy]:
         random = self.random
         weights = [weight for weight, _ in LINES]
@@ -167,7 +173,7 @@ class Life:
             misfire=random.choice(("all", "all", "last", "skip")),
             catchup=random.choice((None, timedelta(days=2))),
             catchup_max=random.choice((3, 10_000)),
-            overlap=random.choice(("all", "all", "all", "skip")),
+            overlap=self._overlap(),
         )
         return delayd.Recurrence(**options), policy
 
@@ -193,20 +199,119 @@ class Life:
         self._from_ms, self._runs, self._skips = self.state.decided_ms, [], []
 
 
+class RecordLife(Life):
+    """The same, with the record and the functions of a delay server: only what is durable is kept between two of them.
+
+    Occurrences are decided some time before their instants. After a restore the server itself skips what an earlier
+    life may have sent.
+    """
+
+    NAME = b"life"
+
+    def __init__(self, seed: int, years: int) -> None:
+        super().__init__(seed, years)
+        spec = self._spec(self.state.recurrence, self.state.policy)
+        record = RecurringRecord(spec, 1, self.now_ms, self.now_ms, self.now_ms)
+        self._durable = self._copied = record.encode()
+        self._restored_ms = 0
+
+    def decide(self, at_ms: int) -> None:
+        self._change(lambda now_ms: Recurs(now_ms, now_ms + LEAD_MS, self._restored_ms), at_ms)
+
+    def pause(self) -> None:
+        wish = RecurringWish.RESUME if self.state.paused else RecurringWish.PAUSE
+        self._ask(RecurringRequest(wish, self.NAME))
+        self.found["pauses"] += 1
+        if self.state.paused and self.random.random() < 0.7:
+            self.now_ms += self.random.randrange(60 * DAY_MS)
+            self.pause()
+
+    def edit(self) -> None:
+        self.decide(self.now_ms)
+        self._judge()
+        version = RecurringRecord.decode(self._durable).version
+        spec = self._spec(*self._drawn())
+        # What comes meanwhile, while the edit is tried again after a kill, is decided by the old specification.
+        self._ask(RecurringRequest(RecurringWish.PUT, self.NAME, version, spec), self._judge)
+        self.found["edits"] += 1
+
+    def back_up(self) -> None:
+        self._copied = self._durable
+
+    def restore(self) -> None:
+        self.decide(self.now_ms)
+        self._judge()
+        # Nobody puts a copy back so soon that the life before was still ahead of the clock.
+        self.now_ms = self._restored_ms = max(self.now_ms, self.state.decided_ms) + MINUTE_MS
+        self._durable = self._copied
+        self._read()
+        self._from_ms = self.state.decided_ms
+        self.decide(self.now_ms)
+        self.found["restores"] += 1
+
+    def _overlap(self) -> Overlap:
+        return "all"  # Of a server.
+
+    def _spec(self, recurrence: delayd.Recurrence, policy: RunPolicy) -> RecurringSpec:
+        # With the longer body a hundred occurrences do not fit into one decision.
+        return RecurringSpec(recurrence, policy, "subject", bytes(self.random.choice((2, 100_000))))
+
+    def _ask(self, request: RecurringRequest, before: Callable[[], None] = lambda: None) -> None:
+        """Ask again until the answer comes, as a client does."""
+
+        def asked(now_ms: int) -> Change:
+            return Asks(request, Recurs(now_ms, now_ms, self._restored_ms))
+
+        self._change(asked, self.now_ms, before)
+
+    def _change(self, change: Callable[[int], Change], at_ms: int, before: Callable[[], None] = lambda: None) -> None:
+        while True:
+            decided = change(at_ms)(self.NAME, RecurringRecord.decode(self._durable))
+            if decided is None:
+                return  # It was done by a try whose answer was lost.
+            self.found["decisions"] += 1
+            is_killed = self.random.random() < 0.05
+            if is_killed and self.random.random() < 0.5:
+                self.found["kills"] += 1
+                away_ms = self.random.choice((0, 500, 90_000, DAY_MS))
+                self.now_ms, at_ms = self.now_ms + away_ms, at_ms + away_ms
+                continue
+            self._take(decided, before)
+            if not is_killed:
+                return
+            self.found["answers lost"] += 1
+
+    def _take(self, decided: DecidedNow, before: Callable[[], None]) -> None:
+        self._runs += decided.sent
+        self._skips += [(skip.first_ms, skip.last_ms) for skip in decided.skips]
+        self.found["rows of skips"] += len(decided.skips)
+        self.found["counted as skipped"] += sum(skip.count for skip in decided.skips)
+        self._durable = decided.record.encode()
+        # The occurrences of this decision belong to the specification before.
+        self.state = replace(self.state, decided_ms=decided.record.decided_ms)
+        before()
+        self._read()
+
+    def _read(self) -> None:
+        record = RecurringRecord.decode(self._durable)
+        spec = record.spec
+        self.state = State(spec.recurrence, spec.policy, record.decided_ms, record.sent, record.paused)
+
+
 def wrong(found: Counter[str]) -> int:
     """How much of what was counted must not be."""
     return found["missing"] + found["doubled"] + found["other"] + abs(found["skipped"] - found["counted as skipped"])
 
 
-def lives(seeds: range, years: int) -> Counter[str]:
+def lives(seeds: range, years: int, kind: type[Life] = Life) -> Counter[str]:
     """Live some lives, and sum up."""
     total: Counter[str] = Counter(missing=0, doubled=0, other=0)
     for seed in seeds:
-        total.update(Life(seed, years).live())
+        total.update(kind(seed, years).live())
     return total
 
 
-def _lives(given: tuple[range, int]) -> Counter[str]:
+def _lives(given: tuple[range, int, type[Life]]) -> Counter[str]:
     return lives(*given)
 
 
@@ -217,9 +322,11 @@ def main() -> int:
     parser.add_argument("--years", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--records", action="store_true", help="keep the record of a delay server")
     options = parser.parse_args()
+    kind = RecordLife if options.records else Life
     parts = [
-        (range(first, min(first + 50, options.seed + options.schedules)), options.years)
+        (range(first, min(first + 50, options.seed + options.schedules)), options.years, kind)
         for first in range(options.seed, options.seed + options.schedules, 50)
     ]
     begun = time.monotonic()
