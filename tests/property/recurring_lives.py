@@ -22,6 +22,7 @@ from typing import Any
 
 import delayd
 from delayd.delay.ending.occurrences import LEAD_MS, Asks, Change, DecidedNow, Recurs
+from delayd.errors import SlowDown
 from delayd.recurrence.deciding import Overlap, RunDecision, RunPolicy, decide
 from delayd.wire.recurring import RecurringRecord, RecurringRequest, RecurringSpec, RecurringWish
 
@@ -95,9 +96,10 @@ class Life:
         self.decide(self.now_ms)
 
     def be_away(self) -> None:
-        self.now_ms += self.random.choice((MINUTE_MS, HOUR_MS, DAY_MS, 7 * DAY_MS, 200 * DAY_MS))
+        self.now_ms += self.random.choice((MINUTE_MS, HOUR_MS, DAY_MS, 7 * DAY_MS, 200 * DAY_MS, 600 * DAY_MS))
         self.found["outages"] += 1
-        self.decide(self.now_ms)
+        # A caller may come before what is due is decided.
+        self.random.choice((lambda: self.decide(self.now_ms), self.pause, self.edit))()
 
     def look(self) -> None:
         """Decide at any instant, also of a clock that was set back or just before an occurrence."""
@@ -227,8 +229,6 @@ class RecordLife(Life):
             self.pause()
 
     def edit(self) -> None:
-        self.decide(self.now_ms)
-        self._judge()
         version = RecurringRecord.decode(self._durable).version
         spec = self._spec(*self._drawn())
         # What comes meanwhile, while the edit is tried again after a kill, is decided by the old specification.
@@ -253,8 +253,8 @@ class RecordLife(Life):
         return "all"  # Of a server.
 
     def _spec(self, recurrence: delayd.Recurrence, policy: RunPolicy) -> RecurringSpec:
-        # With the longer body a hundred occurrences do not fit into one decision.
-        return RecurringSpec(recurrence, policy, "subject", bytes(self.random.choice((2, 100_000))))
+        # With the longer body no more than sixteen occurrences fit into one decision.
+        return RecurringSpec(recurrence, policy, "subject", bytes(self.random.choice((2, 250_000, 250_000))))
 
     def _ask(self, request: RecurringRequest, before: Callable[[], None] = lambda: None) -> None:
         """Ask again until the answer comes, as a client does."""
@@ -266,7 +266,13 @@ class RecordLife(Life):
 
     def _change(self, change: Callable[[int], Change], at_ms: int, before: Callable[[], None] = lambda: None) -> None:
         while True:
-            decided = change(at_ms)(self.NAME, RecurringRecord.decode(self._durable))
+            try:
+                decided = change(at_ms)(self.NAME, RecurringRecord.decode(self._durable))
+            except SlowDown:
+                # The server decides one part after the other meanwhile.
+                self.decide(at_ms)
+                self.found["asked again"] += 1
+                continue
             if decided is None:
                 return  # It was done by a try whose answer was lost.
             self.found["decisions"] += 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from delayd.recurrence.deciding import RunDecision, decide
-from tests.property.recurring_lives import Life, lives, wrong
+from tests.property.recurring_lives import Life, RecordLife, lives, wrong
 
 
 def test_nothing_is_missing_and_nothing_doubled_in_lives_of_twenty_years() -> None:
@@ -16,6 +16,14 @@ def test_nothing_is_missing_and_nothing_doubled_in_lives_of_twenty_years() -> No
     assert not wrong(found), found
     assert found["run"] > 5_000 and found["skipped"] > 1_000
     assert all(found[each] > 40 for each in ("kills", "outages", "pauses", "edits", "restores", "looks"))
+
+
+def test_nor_is_anything_with_the_record_of_a_server() -> None:
+    found = lives(range(100, 160), 20, RecordLife)
+    assert not wrong(found), found
+    assert found["run"] > 5_000 and found["skipped"] > 1_000
+    assert all(found[each] > 40 for each in ("kills", "answers lost", "pauses", "edits", "restores"))
+    assert found["asked again"], "a caller came while more was missed than fits into one decision"
 
 
 def _decided_again(decision: RunDecision, decided_ms: int) -> RunDecision:

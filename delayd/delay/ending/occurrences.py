@@ -49,7 +49,7 @@ from delayd.delay.ending.copies import (
     numbers_of,
 )
 from delayd.delay.filing.schedule_log import Sources
-from delayd.errors import DelaydError, RecurringConflict
+from delayd.errors import DelaydError, RecurringConflict, SlowDown
 from delayd.machine.executor import Executor
 from delayd.recurrence.deciding import SkippedRun, SkipReason, decide
 from delayd.recurrence.recurrence import Recurrence
@@ -155,6 +155,7 @@ class Asks:
 
         Raises:
             RecurringConflict: the schedule has another version than the caller has seen.
+            SlowDown: more was missed than fits into one decision. The change would take the place of the rest.
         """
         self.told = record
         request, now_ms = self._request, self._recurs.now_ms
@@ -164,6 +165,8 @@ class Asks:
         check_version(request, record)
         decided = self._recurs(name, record)
         record = decided.record
+        if record.decided_ms < now_ms:
+            raise SlowDown(f"occurrences that {name.decode()!r} missed are being sent at this moment; ask again")
         sent = list(decided.sent)
         match request.wish:
             case RecurringWish.PUT:
