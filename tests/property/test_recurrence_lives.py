@@ -15,14 +15,14 @@ def test_nothing_is_missing_and_nothing_doubled_in_lives_of_twenty_years() -> No
     found = lives(range(60), 20)
     assert not wrong(found), found
     assert found["run"] > 5_000 and found["skipped"] > 1_000
-    assert all(found[each] > 40 for each in ("kills", "outages", "pauses", "edits", "restores", "looks"))
+    assert all(found[each] > 25 for each in ("kills", "outages", "pauses", "edits", "restores", "looks"))
 
 
 def test_nor_is_anything_with_the_record_of_a_server() -> None:
     found = lives(range(100, 160), 20, RecordLife)
     assert not wrong(found), found
     assert found["run"] > 5_000 and found["skipped"] > 1_000
-    assert all(found[each] > 40 for each in ("kills", "answers lost", "pauses", "edits", "restores"))
+    assert all(found[each] > 25 for each in ("kills", "answers lost", "pauses", "edits", "restores"))
     assert found["asked again"], "a caller came while more was missed than fits into one decision"
 
 

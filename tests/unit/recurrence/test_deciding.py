@@ -139,7 +139,7 @@ def test_the_encoded_policy_stays_as_it_is() -> None:
     policy = RunPolicy(misfire="all", catchup=timedelta(hours=1), catchup_max=7, overlap="skip")
     assert policy.encoded() == {"m": "all", "c": 3_600_000, "n": 7, "o": "skip"}
     assert {reason.value for reason in SkipReason} == {
-        *("paused", "too_old", "missed", "superseded", "too_many", "overlap")
+        *("paused", "too_old", "missed", "superseded", "too_many", "overlap", "restored")
     }
     assert SkippedRun(SkipReason.MISSED, 1, 2, 2) == SkippedRun(SkipReason("missed"), 1, 2, 2)
 
