@@ -26,6 +26,7 @@ from aiohttp.abc import AbstractResolver
 
 import delayd
 
+POSTS_MAX = 2_000  # POSTs at one time, to all targets together.
 ANSWER_BYTES_MAX = 4_096  # So much of an answer is kept; behind that the connection is closed.
 DRAIN_S = 1.0  # A server that has said 2xx may take so long for the rest, or its connection is not used again.
 KEEPALIVE_S = 30.0
@@ -68,6 +69,7 @@ class Caller:
 
     def __init__(self, *, allow_private: bool, resolver: AbstractResolver | None = None) -> None:
         self._allow_private = allow_private
+        self._under_way = 0
         connector = aiohttp.TCPConnector(
             limit=0, use_dns_cache=False, resolver=resolver, keepalive_timeout=KEEPALIVE_S, socket_factory=self._socket
         )
@@ -82,6 +84,11 @@ class Caller:
             trust_env=False,
         )
 
+    @property
+    def room(self) -> int:
+        """How many further POSTs may be under way at one time; this many wait in memory with their bodies."""
+        return max(0, POSTS_MAX - self._under_way)
+
     async def close(self) -> None:
         """Disconnect."""
         await self._session.close()
@@ -89,6 +96,7 @@ class Caller:
     async def post(self, url: str, headers: Mapping[str, str], body: bytes, deadline_s: float) -> Outcome:
         """POST once; never raises for what the other side does, or does not."""
         until = asyncio.get_running_loop().time() + deadline_s
+        self._under_way += 1
         try:
             async with asyncio.timeout_at(until):
                 try:
@@ -100,6 +108,8 @@ class Caller:
             return Outcome(0, f"no answer in {deadline_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Outcome(0, _sentence(error))
+        finally:
+            self._under_way -= 1
 
     async def _post(self, url: str, headers: Mapping[str, str], body: bytes, until: float) -> Outcome:
         answer = await self._session.post(url, data=body, headers=headers, allow_redirects=False)

@@ -52,7 +52,10 @@ POST_S = 0.1  # So long a POST takes, as far as nothing is known.
 POST_SHARE = 0.2  # What the last POST counts in the average of how long they take.
 FLOW_WAIT_S = 5.0  # A message waits here so long for its flow key, else at its delay server.
 FLOW_HELD_MAX = 1_000  # Messages that wait here, of one target.
-FLOW_IDLE_MAX = 10_000  # Flow keys that are remembered, though none of their messages is here.
+FLOWS_MAX = 10_000  # Flow keys that are known at one time, of one target.
+FLOW_KEY_MAX = 200  # A longer key is known by a digest.
+FORGET_S = 1.0  # How often keys are looked for whose limits stand as if they had never been used.
+BUSY_S = 0.05  # How long to wait when the gateway has as many POSTs under way as it can.
 PUT_OFF_S_MAX = 24 * 3_600.0
 BUSY = frozenset({429, 503})
 UNBOUNDED = (1 << 32) - 1
@@ -127,6 +130,7 @@ class Pusher:
         self._pace = Pace(per_second(target.rate))
         self._breaker = Breaker()
         self._flows: dict[str, _Flow] = {}
+        self._forget_at = 0.0
         self._held = 0  # Messages that wait for their flow keys.
         self._post_s = POST_S  # About how long a POST takes.
         self._under_way: set[asyncio.Task[None]] = set()
@@ -197,14 +201,15 @@ class Pusher:
             free = self._free(now)
             if free > 0 and self._held < FLOW_HELD_MAX:
                 return free
-            await self._wait(max(self._breaker.wait_s(now), self._pace.wait_s(now)) or None)
+            rest_s = max(self._breaker.wait_s(now), self._pace.wait_s(now))
+            await self._wait(rest_s or (None if self._caller.room else BUSY_S))
 
     def _free(self, now: float) -> int:
         """How many POSTs the target's own limits let begin."""
         if self._breaker.wait_s(now):
             return 0
         most = 1 if self._breaker.is_trying else self._concurrency
-        return self._pace.room(now, max(0, most - len(self._under_way)))
+        return self._pace.room(now, max(0, min(most - len(self._under_way), self._caller.room)))
 
     async def _wait(self, limit_s: float | None) -> None:
         """Wait until a POST has ended, or for so long."""
@@ -263,8 +268,9 @@ class Pusher:
         now = time.monotonic()
         flow = self._flows.get(key)
         if flow is None:
-            if len(self._flows) >= FLOW_IDLE_MAX:
-                self._forget_flows(now)
+            if len(self._flows) >= FLOWS_MAX and not self._forget_flows(now):
+                self._begin(self._put_off(message, key, FLOW_WAIT_S))
+                return
             flow = self._flows[key] = _Flow(key, self._flow_rate)
         if not flow.waiting and self._may_go(flow, now):
             self._go(flow, message)
@@ -325,10 +331,15 @@ class Pusher:
         if waiting:
             self._consumer.give_back(waiting)
 
-    def _forget_flows(self, now: float) -> None:
+    def _forget_flows(self, now: float) -> bool:
+        """Forget keys whose limits stand as if they had never been used; returns whether there is room now."""
+        if now < self._forget_at:
+            return False
+        self._forget_at = now + FORGET_S
         for key, flow in [*self._flows.items()]:
             if not flow.waiting and not flow.in_hand and flow.pace.is_rested(now) and flow.put_off_until <= now:
                 del self._flows[key]
+        return len(self._flows) < FLOWS_MAX
 
     def _put_off_after(self, flow: _Flow, message: AsyncMessage, now: float, wait_s: float) -> None:
         """Let a message come again when those of its key that were put off before it have gone."""
@@ -337,7 +348,7 @@ class Pusher:
 
     async def _put_off(self, message: AsyncMessage, key: str, wait_s: float) -> None:
         self.counts.put_off += 1
-        error = f"put off {_put_offs(message) + 1} times; its flow key {key[:100]} is over its limit"
+        error = f"put off {_put_offs(message) + 1} times; its flow key {key} is over its limit"
         await self._said(message.nack(timedelta(seconds=wait_s), error=error))
 
     # One POST.
@@ -534,7 +545,10 @@ def _read(message: AsyncMessage) -> _Read:
             timeout_ms = None  # The deadline of the target counts.
         else:
             timeout_ms = min(max(timeout_ms, TIMEOUT_MS_MIN), TIMEOUT_MS_MAX)
-    return _Read(flow if isinstance(flow, str) else flow.decode(errors="replace"), timeout_ms)
+    key = flow if isinstance(flow, str) else flow.decode(errors="replace")
+    if len(key) > FLOW_KEY_MAX:
+        key = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    return _Read(key, timeout_ms)
 
 
 def _headers_of(message: AsyncMessage) -> dict[str, str]:
