@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import partial
 
 from delayd.client.asking import ask
-from delayd.client.asking.push import change_target, find_target, list_targets, trusted_meta
+from delayd.client.asking.push import change_target, find_target, list_targets
 from delayd.errors import BadArgument, DelaydError
 from delayd.gateway.caller import Caller, Outcome
 from delayd.gateway.problems import Refusal
@@ -41,7 +41,7 @@ class Push:
     """All push targets, as this gateway serves them; belongs to one loop."""
 
     def __init__(self, meta: str, secret: Secret | None, *, allow_private: bool) -> None:
-        self._meta = meta
+        self._meta = ask.as_operator(meta, secret)  # So that what is pulled needs no token.
         self._secret = secret
         self._allow_private = allow_private
         self._caller: Caller | None = None
@@ -89,7 +89,8 @@ class Push:
             raise Refusal(
                 403, "not_trusted", "this gateway has no secret of the cluster; start it with --secret-file or --data"
             )
-        async with trusted_meta(self._meta, self._secret) as connection:
+        async with ask.meta(self._meta) as connection:
+            await ask.prove(connection, self._secret)
             yield connection
 
     async def targets(self) -> list[PushTarget]:

@@ -569,6 +569,23 @@ def test_targets_outlive_meta_and_are_served_while_it_is_away(cluster: Cluster, 
         web.wait(2)
 
 
+def test_push_goes_on_when_clients_need_tokens(web: Receiver, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        meta = stack.enter_context(ServerProcess("meta", tmp_path))
+        for role in ("realtime", "delay"):
+            stack.enter_context(ServerProcess(role, tmp_path, {"meta": meta.address}))
+        gateway = stack.enter_context(gateway_of(meta.address, tmp_path, "--allow-private", *secret_of(tmp_path)))
+        own = Cluster(meta.address, gateway, tmp_path)
+        words = ["token", "create", "sender", "--allow", "send:>", "--meta", own.meta, "--data", str(tmp_path)]
+        made = subprocess.run([sys.executable, "-m", "delayd", *words], capture_output=True, text=True, check=True)
+        token = next(word for word in made.stdout.split() if word.startswith("dlyd_"))
+        own.create("guarded", web.url)
+        with delayd.Producer(own.meta, token=token) as producer:
+            producer.send("guarded", b"{}", delay=NOW)
+        web.wait(1)
+        assert own.view("guarded")["url"] == web.url
+
+
 def test_tls_is_for_the_name_of_the_url_and_an_unknown_certificate_is_refused(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
