@@ -58,7 +58,7 @@ def instant_text(ms: int) -> str:
         moment = EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
         return f"{ms} ms"
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def duration_text(ms: float) -> str:

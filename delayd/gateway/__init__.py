@@ -3,6 +3,7 @@
 It is a client of the servers, like any other, and keeps nothing that must last. A map, from the socket inwards.
 
     program     one process: the socket, signals, the ready line
+    connection  one caller: limits of time and size for what is not yet a request
     app         routes: which request goes where
     sends       a body of a request becomes messages, and receipts become an answer
     messages    what became of a message; cancel and move it; list what is pending

@@ -14,16 +14,18 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from delayd.address import Endpoint
 from delayd.errors import BadSetting
 from delayd.gateway.app import Gateway, app_of
+from delayd.gateway.connection import HttpConnection, Lobby, look_after
 from delayd.gateway.push import Push
+from delayd.net.budget import connections_max, raise_file_limit
 from delayd.net.program import configure_logging
 from delayd.secret import Secret
 
@@ -31,9 +33,8 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_S = 3  # Requests that are under way may end.
-CONNECTIONS_MAX = 4_096
-IDLE_S = 75
 STDIN = 0
+DAY_S = 86_400  # uvicorn would end idle connections later than `HttpConnection.look` does.
 
 
 def run(
@@ -74,32 +75,25 @@ def serve(gateway: Gateway, role: str, host: str, port: int, *, exit_with_stdin:
     Raises:
         BadSetting: the address can't be used.
     """
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # What it says of each stop and start is said here.
+    # What it says of each stop and start is said here, and callers fill no log with what they get wrong.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    raise_file_limit()
     listening = _listen(host, port)
     config = uvicorn.Config(
         app_of(gateway),
-        http=_Connection,
+        http=partial(HttpConnection, Lobby(connections_max())),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=STOP_S,
-        timeout_keep_alive=IDLE_S,
-        limit_concurrency=CONNECTIONS_MAX,
+        timeout_keep_alive=DAY_S,
     )
 
     server = _Server(config, listening, gateway, role, exit_with_stdin=exit_with_stdin)
     uvloop.run(server.serve([listening]))
     return 0
-
-
-class _Connection(HttpToolsProtocol):
-    """Ends when no first request comes, either: uvicorn ends only those that wait for a second one."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.timeout_keep_alive_task = self.loop.call_later(IDLE_S, self.timeout_keep_alive_handler)
 
 
 class _Server(uvicorn.Server):
@@ -118,6 +112,7 @@ class _Server(uvicorn.Server):
         if self._exit_with_stdin:
             asyncio.get_running_loop().add_reader(STDIN, self._on_stdin)
         await super().startup(sockets)
+        self._looking = asyncio.get_running_loop().create_task(look_after(self.server_state.connections))  # type: ignore[arg-type]
         host, port = self._listening.getsockname()[:2]
         log.info("listening host=%s port=%d", host, port)
         print(f"ready {self._role} {Endpoint(host, port)} pid={os.getpid()}", flush=True)

@@ -11,6 +11,7 @@ import base64
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -284,6 +285,7 @@ class LeaseHeard(msgspec.Struct, frozen=True, kw_only=True):
     lease: str
 
 
+@lru_cache(1_024)
 def duration(text: str) -> timedelta:
     """A length of time as people write it, such as ``30m`` or ``1h30m``."""
     if not _DURATION.fullmatch(text):

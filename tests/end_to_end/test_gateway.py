@@ -274,7 +274,8 @@ def test_a_list_ends_with_a_problem_when_its_server_is_gone(tmp_path: Path) -> N
 
 def test_connections_without_a_request_end(cluster: Cluster) -> None:
     program = (
-        "import sys, delayd.gateway.program as p; p.IDLE_S = 1; p.run(sys.argv[1], '127.0.0.1', 0, (), insecure=False)"
+        "import sys; from delayd.gateway import connection, program; connection.IDLE_S = 1.0\n"
+        "program.run(sys.argv[1], '127.0.0.1', 0, (), insecure=False)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, cluster.meta], stdout=subprocess.PIPE, text=True)
     try:

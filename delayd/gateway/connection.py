@@ -1,0 +1,175 @@
+"""Connection: one caller of a gateway, and how many there may be.
+
+Invariant: who does nothing takes nothing from those who work. A caller has HEAD_S for the head of a request and may be
+silent in its body for SILENT_S; and when all places are taken, the connection that has been without a request for
+longest ends for the new one. Only when each of them has a request under way is a new one refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from delayd.gateway.problems import MEDIA_TYPE, Refusal, problem
+
+IDLE_S = 75.0  # Proxies keep connections for a minute, and should not find them closed.
+HEAD_S = 10.0
+SILENT_S = 60.0  # A stream whose sender has no more for now ends, and is begun anew.
+HEAD_BYTES_MAX = 64 << 10  # Also of what is between two pieces of a body, and of trailers.
+LOOK_S = 1.0
+
+FULL = Refusal(
+    503, "too_many_connections", "each connection of this gateway has a request under way", {"Retry-After": "1"}
+)
+SLOW_HEAD = Refusal(408, "frame_overdue", f"the head of a request was not there within {HEAD_S:g} s")
+SLOW_BODY = Refusal(408, "frame_overdue", f"nothing of the body came for {SILENT_S:g} s; what was whole is sent")
+LONG_HEAD = Refusal(431, "head_too_large", f"the head of a request has more than {HEAD_BYTES_MAX} bytes")
+NO_HTTP = Refusal(400, "bad_request", "this is no request of HTTP/1.1")
+_PHRASES = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+
+
+class Lobby:
+    """All connections of a gateway; those without a request under way stand in the order in which they came to rest."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.resting: dict[HttpConnection, None] = {}
+
+    def enter(self, connections: int) -> bool:
+        """Whether a new one may stay, as one of so many; one that rests leaves for it if need be."""
+        if connections <= self.most:
+            return True
+        longest = next(iter(self.resting), None)
+        if longest is None:
+            return False
+        longest.leave()
+        return True
+
+
+class HttpConnection(HttpToolsProtocol):
+    """uvicorn's, with limits of time and size for what is not yet a request, and its refusals as problems."""
+
+    def __init__(
+        self,
+        lobby: Lobby,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._lobby = lobby
+        self._unread_bytes = 0  # Came since the last head or piece of a body.
+        self._heard_at = 0.0
+        self._answered_at = 0.0
+        self._head_since = math.inf
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        super().connection_made(transport)
+        self._heard_at = self.loop.time()
+        if self._lobby.enter(len(self.connections)):
+            self._lobby.resting[self] = None
+        else:
+            self._refuse(FULL)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._lobby.resting.pop(self, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._heard_at = self.loop.time()
+        self._unread_bytes += len(data)
+        super().data_received(data)
+        if self._unread_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self._refuse(LONG_HEAD)
+
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        super().on_message_begin()
+        self._head_since = self._heard_at
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._unread_bytes, self._head_since = 0, math.inf
+        self._lobby.resting.pop(self, None)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._unread_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self._unread_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """See uvicorn."""
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._lobby.resting[self] = None
+            self._answered_at = self.loop.time()
+
+    def send_400_response(self, msg: str) -> None:
+        """See uvicorn."""
+        self._refuse(NO_HTTP)
+
+    def leave(self) -> None:
+        """End a connection that has no request under way."""
+        self._lobby.resting.pop(self, None)
+        self.transport.close()
+
+    def look(self, now: float) -> None:
+        """End the connection if its caller takes too long; called each LOOK_S."""
+        if self.transport.is_closing():
+            return
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request.
+        sends = cycle is not None and cycle.more_body
+        if self.flow.read_paused:
+            return  # It is the gateway that lets the caller wait.
+        if now - self._head_since > HEAD_S:
+            self._refuse(SLOW_HEAD)
+        elif self not in self._lobby.resting:
+            if sends and now - self._heard_at > SILENT_S:
+                self._refuse(SLOW_BODY)
+        elif now - (self._answered_at if sends else self._heard_at) > (HEAD_S if sends else IDLE_S):
+            self.leave()  # One whose request was refused may send the rest of its body, so that it hears the answer.
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer, unless an answer has begun, and end."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            body = msgspec.json.encode(problem(refusal))
+            lines = [b"HTTP/1.1 %d %b" % (refusal.status, _PHRASES[refusal.status])]
+            lines += [
+                b"content-type: %b" % MEDIA_TYPE.encode(),
+                b"content-length: %d" % len(body),
+                b"connection: close",
+            ]
+            lines += [f"{name.lower()}: {value}".encode() for name, value in refusal.headers.items()]
+            self.transport.write(b"\r\n".join([*lines, b"", body]))
+        self.transport.close()
+
+
+async def look_after(connections: Iterable[HttpConnection]) -> None:
+    """End connections whose callers take too long, until cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now = asyncio.get_running_loop().time()
+        for connection in list(connections):
+            connection.look(now)
