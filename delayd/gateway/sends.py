@@ -239,31 +239,30 @@ def _given(receipt: Receipt) -> Response:
 
 
 async def _stream(producer: AsyncProducer, subject: str, request: Request) -> AsyncIterator[bytes]:
-    """Answer a stream: its lines are sent as they come, and answered in their order as they are kept."""
-    under_way: asyncio.Queue[_Sent | None] = asyncio.Queue(UNDER_WAY_MAX)
+    """Answer a stream: its lines are sent as they come, and answered in their order as they are kept.
+
+    Lines that came together are one piece: most often they share a batch, so they are kept at the same moment.
+    """
+    under_way: asyncio.Queue[list[_Sent] | None] = asyncio.Queue(UNDER_WAY_MAX // PIECE_LINES)
 
     async def read() -> None:
         try:
-            async for line in _lines(request):
-                await under_way.put(line if isinstance(line, DelaydError) else _begin_line(producer, subject, line))
+            async for lines in _lines(request):
+                for first in range(0, len(lines), PIECE_LINES):
+                    piece = lines[first : first + PIECE_LINES]
+                    await under_way.put([_begin_line(producer, subject, line) for line in piece])
         except ClientDisconnect:
             # Whole lines are sent all the same. Somebody hears the answers when it is this gateway that stops.
-            await under_way.put(ServerUnavailable("the gateway stops; no line behind these was read"))
+            await under_way.put([ServerUnavailable("the gateway stops; no line behind these was read")])
+        except MessageTooLarge as error:
+            await under_way.put([error])
         finally:
             await under_way.put(None)
 
     reading = asyncio.get_running_loop().create_task(read())
     try:
         while (sent := await under_way.get()) is not None:
-            told = [_encode(await _told(sent))]
-            # What waits by now leaves in one piece: most often it shared the batch.
-            while len(told) < PIECE_LINES and not under_way.empty():
-                sent = under_way.get_nowait()
-                if sent is None:
-                    under_way.put_nowait(None)
-                    break
-                told.append(_encode(await _told(sent)))
-            yield b"\n".join([*told, b""])
+            yield b"".join([_encode(await _told(each)) + b"\n" for each in sent])
         await reading
     finally:
         reading.cancel()
@@ -276,19 +275,16 @@ def _begin_line(producer: AsyncProducer, subject: str, line: bytes) -> _Sent:
         return error
 
 
-async def _lines(request: Request) -> AsyncIterator[bytes | DelaydError]:
-    """The lines of a stream that are not empty. A line that is too long ends it, with an error."""
+async def _lines(request: Request) -> AsyncIterator[list[bytes]]:
+    """The lines of a stream that are not empty, as they come; MessageTooLarge when one is too long."""
     rest = b""
     async for part in request.stream():
         *whole, rest = (rest + part).split(b"\n")
-        for line in whole:
-            if line.strip():
-                yield line
+        if lines := [line for line in whole if line.strip()]:
+            yield lines
         if len(rest) > LINE_BYTES_MAX:
-            yield MessageTooLarge(
+            raise MessageTooLarge(
                 f"a line of this stream has more than {LINE_BYTES_MAX} bytes; no line behind it was read"
             )
-            rest = b""
-            break
     if rest.strip():
-        yield rest
+        yield [rest]
