@@ -147,7 +147,7 @@ JUDGES = (
     Judge(
         "property",
         "tries laws that hold for every input, and random lives of a delay server",
-        ("pytest tests/property",),
+        ("pytest tests/property", "python -m tests.property.recurring_lives --records --schedules 10000 --jobs 2"),
         "disk, clock, executor, state; and parts by themselves",
     ),
     Judge("examples", "runs the examples as their page says", ("pytest tests/examples",), "clients, files"),
