@@ -36,7 +36,7 @@ def test_answers_are_as_the_document_says(tmp_path: Path, examples: int, request
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{gateway.port}/v1/openapi.json"]
         command += ["--phases", "fuzzing" if examples < 100 else "coverage,fuzzing", "--max-examples", str(examples)]
         command += ["--exclude-checks", LEFT_OUT, "--exclude-operation-id", ENDLESS, "--warnings", "off"]
-        command += ["--suppress-health-check", "all", "--continue-on-failure", "--no-color"]
+        command += ["--suppress-health-check", "all", "--continue-on-failure", "--no-color", "--request-timeout", "60"]
         environment = {**os.environ, "SCHEMATHESIS_HOOKS": HOOKS, "PYTHONPATH": str(Path(__file__).parents[2])}
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False, timeout=7_000
