@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 import click
 
 from delayd.client.asking import ask
+from delayd.client.asking.looking import silence
 from delayd.errors import DelaydError
-from delayd.hours import duration_text
 from delayd.net.connection import Connection
 from delayd.secret import Secret
 from delayd.wire.frame import Head, HeadValue
@@ -29,11 +29,6 @@ T = TypeVar("T")
 def run(main: Callable[[], Coroutine[object, object, R]]) -> R:
     """Run a coroutine that asks, and return what it found."""
     return asyncio.run(main())
-
-
-def silence(server: ask.Known) -> str:
-    """A sentence that says why a server that is not alive is not asked."""
-    return f"meta has not heard of it for {duration_text(server.seen_ms_ago)}; see `delayd servers`"
 
 
 class Operator(NamedTuple):

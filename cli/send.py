@@ -19,6 +19,7 @@ import click
 
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.asking import ask
+from delayd.client.asking.looking import silence
 from delayd.client.producer import Producer
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Receipt
 from delayd.client.sending.send_options import OnConflict
@@ -27,7 +28,7 @@ from delayd.hours import duration_text, instant_text
 from delayd.machine.operating import counted
 
 from .listing import progress
-from .operate import run, silence
+from .operate import run
 from .shared_options import (
     Command,
     at_option,

@@ -18,6 +18,7 @@ import click
 import numpy as np
 
 from delayd.client.asking import ask
+from delayd.client.asking.looking import CORDONED, FENCED, SERVES, look_at, silence
 from delayd.errors import BadArgument, NoDelayServer, NotReady, RequestFailed, RetryLater, ServerInUse
 from delayd.machine.operating import counted
 from delayd.net.connection import Connection
@@ -30,7 +31,7 @@ from delayd.wire.scheduling import TargetInfo, read_targets
 
 from .listing import Cell, columns, progress, show
 from .main import OK, TRY_LATER
-from .operate import Operator, all_pages, decision_options, of_each, operator_options, run, silence
+from .operate import Operator, all_pages, decision_options, of_each, operator_options, run
 from .shared_options import (
     Command,
     CommandGroup,
@@ -40,7 +41,6 @@ from .shared_options import (
     secret_data_option,
     secret_option,
 )
-from .status_command import CORDONED, FENCED, SERVES, look_at
 
 SERVERS = columns("role log_id address alive state seen_ago_ms:duration epoch:name pid:name")
 CLOCKS = columns("role log_id address ahead_ms:duration believed")

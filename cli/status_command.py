@@ -6,14 +6,12 @@ line says. What waits at a realtime server that nobody asks, no server can know:
 groups of each realtime server with the routes of meta.
 """
 
-import asyncio
 import io
 import json
 import select
 import shutil
 import sys
 import termios
-import time
 import tty
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,72 +20,24 @@ from typing import NamedTuple
 
 import click
 
-from delayd.address import Endpoint
 from delayd.client.asking import ask
-from delayd.client.asking.ask import GROUPS, groups_at, groups_head
-from delayd.errors import DelaydError
+from delayd.client.asking.ask import groups_at
+from delayd.client.asking.looking import AskedServer, Look, Named, ask_all, look, look_at_one, waits_of
 from delayd.hours import duration_text
 from delayd.kernel import TWINS
-from delayd.machine.operating import Wait, WaitKind, counted
-from delayd.net.connection import Connection
+from delayd.machine.operating import counted
 from delayd.wire.consuming import GroupInfo
-from delayd.wire.frame import Head
-from delayd.wire.heads import need_int, need_map, need_str, need_u64
-from delayd.wire.meta import SUBJECTS_MAX, read_routes
-from delayd.wire.requests import RequestType
-from delayd.wire.status import COMMAND_MAX, read_waits
+from delayd.wire.status import COMMAND_MAX
 
 from .group_commands import tell_missing
 from .listing import Cell, Column, ListingTable, columns, printable, show, size_text, width_of
 from .main import NOT_BALANCED, OK
-from .operate import run, silence
+from .operate import run
 from .shared_options import Command, meta_option
 from .times import duration
 
 COLUMNS = columns("role log_id address:spare serves up_ms:duration clock backlog")
-CLOCK_MS_MAX = 1_000  # A clock that differs by more from this machine's is shown; the way there and back is in it.
-NEEDED = {"delay": WaitKind.NO_DELAY_SERVER, "realtime": WaitKind.NO_REALTIME_SERVER}
-MISSING = {"delay": WaitKind.DELAY_AWAY, "realtime": WaitKind.REALTIME_AWAY}
-SERVES, FENCED, HELD, AWAY, SILENT = "serves", "fenced", "held", "away", "silent"
-CORDONED = "cordoned"  # It serves, and gets no new messages.
 TEXT_LENGTH = 500
-
-
-class AskedServer(NamedTuple):
-    """One server, and what it answered; ``fault`` says why it did not."""
-
-    role: str
-    log_id: int
-    address: str
-    status: Head
-    clock_ahead_ms: int | None
-    waits: list[Wait]
-    refuses: list[Wait]
-    fault: str
-    groups: Sequence[GroupInfo] = ()  # Of a realtime server.
-    state: str = ""  # Of a server that registers with meta: what it may do now.
-    endpoint: Endpoint | None = None  # Where a server was asked that may have groups.
-
-    @property
-    def name(self) -> str:
-        """What it is called below the table."""
-        return self.role if self.role == "meta" else f"{self.role} {self.log_id:016x}"
-
-    def counter(self, name: str) -> int:
-        """A figure; 0 when the server, of another version, does not tell it."""
-        return self.told(name) or 0
-
-    def told(self, name: str) -> int | None:
-        """A figure; None when the server does not tell it."""
-        counters = self.status.get("counters")
-        value = counters.get(name) if isinstance(counters, dict) else None
-        return value if isinstance(value, int) else None
-
-    @property
-    def slowest(self) -> GroupInfo | None:
-        """The group with the oldest message that is not acknowledged: it holds the log of a realtime server."""
-        holders = [group for group in self.groups if group.oldest_ms_ago is not None]
-        return max(holders, key=lambda group: group.oldest_ms_ago or 0, default=None)
 
 
 @click.command(cls=Command)
@@ -115,139 +65,20 @@ def status(meta: str, server: str | None, form: str) -> int:
     $ delayd status --server 10.0.0.7:7401
     """
     if server is None:
-        found, elsewhere = run(lambda: _look(meta))
-        waits = [*_of_all(found, "waits"), *_missing(found), *elsewhere]
+        seen = run(lambda: look(meta))
+        waits = seen.waits
     else:
-        found = [run(lambda: _ask_one(server))]
-        waits = _of_all(found, "waits")
-    refuses = _of_all(found, "refuses")
+        seen = Look([run(lambda: look_at_one(server))])
+        waits = waits_of(seen.servers)
     code = NOT_BALANCED if waits else OK
     if form == "json":
-        _write_json(found, waits, refuses, code)
+        _write_json(seen.servers, waits, seen.refuses, code)
     else:
-        _write_screen(found, waits, refuses)
+        _write_screen(seen.servers, waits, seen.refuses)
     return code
 
 
-async def look_at(servers: Sequence[ask.Known]) -> list[AskedServer]:
-    """Ask servers for their STATUS, all at once."""
-    return await asyncio.gather(*map(_ask, servers))
-
-
-async def ask_all(address: str) -> list[AskedServer]:
-    """Ask meta, and all servers that it knows, for their STATUS."""
-    async with ask.meta(address) as connection:
-        known = await ask.known_servers(connection)
-        meta = await _read("meta", connection)
-    return [meta, *await look_at(known)]
-
-
-async def _look(address: str) -> tuple[list[AskedServer], list[tuple[str, Wait]]]:
-    """All servers, and what waits at realtime servers that nobody asks for it."""
-    found = await ask_all(address)
-    groups = await asyncio.gather(*map(_groups_of, found))
-    found = [seen._replace(groups=of_seen) for seen, of_seen in zip(found, groups, strict=True)]
-    return found, await _elsewhere(address, found)
-
-
-async def _ask_one(address: str) -> AskedServer:
-    endpoint = ask.endpoint_of(address, "server")
-    async with ask.connected(endpoint) as connection:
-        seen = await _read("", connection)
-    seen = seen._replace(role=need_str(seen.status, "role"), endpoint=endpoint)
-    return seen._replace(groups=await _groups_of(seen))
-
-
-async def _groups_of(seen: AskedServer) -> list[GroupInfo]:
-    """The groups of a realtime server; none of one that does not serve now, which is told elsewhere."""
-    if seen.role != "realtime" or seen.fault or seen.endpoint is None or ask.is_held(seen.status):
-        return []
-    try:
-        async with ask.connected(seen.endpoint) as connection:
-            return await GROUPS.at(connection, groups_head(None, ages=True))
-    except DelaydError:
-        return []
-
-
-async def _elsewhere(address: str, found: list[AskedServer]) -> list[tuple[str, Wait]]:
-    """Groups with messages at a realtime server that does not have their subject any more."""
-    behind = [(seen, group) for seen in found for group in seen.groups if _left(group) and not group.paused]
-    subjects = sorted({group.subject for _, group in behind})
-    routes: dict[str, int] = {}
-    async with ask.meta(address) as connection:
-        for start in range(0, len(subjects), SUBJECTS_MAX):
-            asked: Head = {"subjects": [*subjects[start : start + SUBJECTS_MAX]], "assign": False}
-            routes |= read_routes(await ask.ask(connection, RequestType.ROUTES, asked)).routes
-    waits: list[tuple[str, Wait]] = []
-    for seen, group in behind:
-        to = routes.get(group.subject)
-        if to is not None and to != seen.log_id:
-            why = f"the subject is at realtime server {to:016x} now, so consumers that start do not ask here"
-            words = {"subject": group.subject, "group": group.group, "log_id": f"{seen.log_id:016x}"}
-            waits.append(
-                (seen.name, WaitKind.LEFT_BEHIND.wait(why, messages=counted(_left(group), "message|messages"), **words))
-            )
-    return waits
-
-
-def _left(group: GroupInfo) -> int:
-    """How many messages of a group are not acknowledged."""
-    return group.end - group.next + group.outstanding + group.redelivering
-
-
-async def _ask(known: ask.Known) -> AskedServer:
-    fault, state = silence(known), AWAY
-    if known.alive:
-        try:
-            async with ask.reached(known) as connection:
-                seen = await _read(known.role, connection)
-                state = _state(seen.status, CORDONED if known.cordoned else SERVES)
-                return seen._replace(state=state, endpoint=known.endpoint)
-        except DelaydError as error:
-            fault, state = error.message, SILENT
-    elif (held := await ask.held_status(known)) is not None:
-        seen = _seen(known.role, known.log_id, known.address, held, None)
-        return seen._replace(state=_state(held, FENCED), endpoint=known.endpoint)
-    return AskedServer(known.role, known.log_id, known.address, {}, None, [], [], fault, state=state)
-
-
-def _state(status: Head, otherwise: str) -> str:
-    return HELD if ask.is_held(status) else FENCED if ask.is_fenced(status) else otherwise
-
-
-async def _read(role: str, connection: Connection) -> AskedServer:
-    before_ns = time.time_ns()
-    answer = await ask.ask(connection, RequestType.STATUS, {})
-    halfway_ms = (before_ns + time.time_ns()) // 2_000_000
-    ahead_ms = need_int(answer, "now_ms") - halfway_ms
-    return _seen(role, need_u64(answer, "log_id"), connection.peer, answer, ahead_ms)
-
-
-def _seen(role: str, log_id: int, address: str, answer: Head, ahead_ms: int | None) -> AskedServer:
-    need_map(answer, "counters")
-    need_int(answer, "now_ms")
-    waits, refuses = read_waits(answer, "waits"), read_waits(answer, "refuses")
-    need_int(answer, "started_at_ms")
-    need_str(answer, "role")
-    return AskedServer(role, log_id, address, answer, ahead_ms, waits, refuses, "")
-
-
-def _of_all(found: list[AskedServer], name: str) -> list[tuple[str, Wait]]:
-    return [(seen.name, wait) for seen in found for wait in (seen.waits if name == "waits" else seen.refuses)]
-
-
-def _missing(found: list[AskedServer]) -> list[tuple[str, Wait]]:
-    """Servers that do not serve, as something that waits for whoever can start them."""
-    missing = [
-        (seen.name, MISSING[seen.role].wait(seen.fault, log_id=f"{seen.log_id:016x}")) for seen in found if seen.fault
-    ]
-    for role, kind in NEEDED.items():
-        if not any(seen.role == role for seen in found):
-            missing.append((role, kind.wait(f"meta knows no {role} server", meta=found[0].address)))
-    return missing
-
-
-def _write_screen(found: list[AskedServer], waits: list[tuple[str, Wait]], refuses: list[tuple[str, Wait]]) -> None:
+def _write_screen(found: list[AskedServer], waits: list[Named], refuses: list[Named]) -> None:
     show(COLUMNS, map(_row, found), "table")
     for title, entries in (("waits for an operator", waits), ("is refused for now", refuses)):
         if entries:
@@ -264,25 +95,11 @@ def _row(seen: AskedServer) -> tuple[Cell, ...]:
     role, log_id, address = seen.role, f"{seen.log_id:016x}", seen.address
     if seen.fault:
         return (role, log_id, address, "no", None, None, None)
-    up_ms = _up_ms(seen)
+    up_ms = seen.up_ms
     if ask.is_held(seen.status):
         return (role, log_id, address, "held", up_ms, None, None)
     serves = "fenced" if ask.is_fenced(seen.status) else "yes"
-    return (role, log_id, address, serves, up_ms, _clock_text(seen), _backlog_text(seen))
-
-
-def _up_ms(seen: AskedServer) -> int:
-    """How long ago a server that has answered was started."""
-    return max(0, need_int(seen.status, "now_ms") - need_int(seen.status, "started_at_ms"))
-
-
-def _clock_text(seen: AskedServer) -> str:
-    if seen.status.get("clock_confirmed") is False:
-        return "not confirmed"
-    ahead_ms = seen.clock_ahead_ms or 0
-    if abs(ahead_ms) <= CLOCK_MS_MAX:
-        return "as here"
-    return f"{duration_text(abs(ahead_ms))} {'ahead' if ahead_ms > 0 else 'behind'}"
+    return (role, log_id, address, serves, up_ms, seen.clock_text, _backlog_text(seen))
 
 
 BACKLOG = {
@@ -342,9 +159,7 @@ def _kept_for(group: GroupInfo) -> dict[str, str | int | None]:
     return {"subject": group.subject, "group": group.group, "oldest_ms_ago": group.oldest_ms_ago}
 
 
-def _write_json(
-    found: list[AskedServer], waits: list[tuple[str, Wait]], refuses: list[tuple[str, Wait]], code: int
-) -> None:
+def _write_json(found: list[AskedServer], waits: list[Named], refuses: list[Named], code: int) -> None:
     servers = [
         {
             "role": seen.role,

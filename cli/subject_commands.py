@@ -11,10 +11,10 @@ import click
 
 from delayd.client.asking import ask
 from delayd.client.asking.ask import list_quotas, set_quota
+from delayd.client.asking.subjects import list_subjects
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument
-from delayd.net.connection import Connection
-from delayd.wire.consuming import SubjectInfo, read_subjects
+from delayd.wire.consuming import SubjectInfo
 from delayd.wire.frame import Head
 from delayd.wire.heads import INT_MAX
 from delayd.wire.meta import read_subject_page
@@ -23,12 +23,11 @@ from delayd.wire.scheduling import LIMITS, QuotaInfo
 
 from .listing import Cell, columns, show
 from .main import OK, TRY_LATER
-from .operate import Operator, all_pages, of_each, operator_options, run
+from .operate import Operator, operator_options, run
 from .servers import states_of
 from .shared_options import CommandGroup, Shown, format_option, meta_option, offer_subjects, shown_options
 
 LIMIT = click.IntRange(0, INT_MAX)
-PAGE = 1_000  # Subjects asked for at once: an answer of at most 256 KB.
 COLUMNS = columns(
     "subject realtime_log_id:spare address:spare state messages:number first:number,spare end:number,spare "
     "quarantined:number groups:number oldest_ago_ms:duration"
@@ -152,47 +151,20 @@ async def _is_known(address: str, subject: str) -> bool:
 
 
 async def _rows(address: str, prefix: str, limit: int) -> list[tuple[Cell, ...]]:
-    async with ask.meta(address) as connection:
-        known_servers = await ask.known_servers(connection)
-        servers = {server.log_id: server for server in known_servers if server.role == "realtime"}
-        routes = await _routes(connection, prefix, limit)
-    states = await states_of(known_servers)
-    wanted = {log_id for _, log_id in routes}
-    kept = await _kept([server for log_id, server in servers.items() if log_id in wanted], prefix)
-    rows: list[tuple[Cell, ...]] = []
-    for name, log_id in routes:
-        known = servers.get(log_id)
-        place = known.address if known else None
-        cells: tuple[Cell, ...] = (name, f"{log_id:016x}", place, states.get(log_id, "unknown"))
-        rows.append((*cells, *_figures(kept.get((log_id, name)))))
-    return rows
+    listed = await list_subjects(address, prefix, limit=limit)
+    for sentence in listed.missing:
+        click.echo(f"delayd: {sentence}", err=True)
+    states = await states_of(listed.servers)
+    return [
+        (
+            *(each.subject, f"{each.log_id:016x}", each.server.address if each.server else None),
+            *(states.get(each.log_id, "unknown"), *_figures(each.info)),
+        )
+        for each in listed.subjects
+    ]
 
 
 def _figures(info: SubjectInfo | None) -> tuple[Cell, ...]:
     if info is None:
         return (None,) * (len(SubjectInfo._fields) - 1)
     return (info.messages, info.first, info.end, info.quarantined, info.groups, info.oldest_ms_ago)
-
-
-async def _routes(connection: Connection, prefix: str, limit: int) -> list[tuple[str, int]]:
-    routes: list[tuple[str, int]] = []
-    head: Head = {"prefix": prefix, "after": "", "limit": PAGE}
-    async for page in all_pages(connection, RequestType.META_SUBJECTS, read_subject_page, lambda route: route[0], head):
-        routes.extend(page)
-        # One more than is shown, so that the listing can say that there are more.
-        if limit and len(routes) > limit:
-            break
-    return routes
-
-
-async def _kept(servers: Sequence[ask.Known], prefix: str) -> dict[tuple[int, str], SubjectInfo]:
-    """What realtime servers keep, by server and subject."""
-
-    async def read(connection: Connection) -> list[SubjectInfo]:
-        head: Head = {"prefix": prefix, "after": "", "limit": PAGE}
-        pages = all_pages(connection, RequestType.SUBJECTS, read_subjects, lambda info: info.name, head)
-        return [info async for page in pages for info in page]
-
-    return {
-        (server.log_id, info.name): info for server, infos in await of_each(servers, "numbers", read) for info in infos
-    }

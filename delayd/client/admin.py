@@ -310,16 +310,24 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         return Listing([each for each in counted if each.letters], listed.missing)
 
     async def dead_letters(
-        self, subject: str, group: str, *, since: datetime | None = None, before: datetime | None = None
+        self,
+        subject: str,
+        group: str,
+        *,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        page_size: int | None = None,
+        resume: str | None = None,
     ) -> Pages[list[Letter]]:
         """Read the dead letters of a group, a page at a time, from the running delay servers.
 
         Args:
             since: only those that are dead since then, or later.
             before: only those that were dead before then.
+            page_size, resume: as for `AsyncProducer.pending`.
         """
         window = letters_window(await self._place(subject, group), since, before)
-        return self._core.walker.pages(window, Content.WHOLE, partial(letters_of, dead=True))
+        return self._core.walker.pages(window, Content.WHOLE, partial(letters_of, dead=True), page_size, resume)
 
     async def retries(
         self, subject: str, group: str, *, due_from: datetime | None = None, due_before: datetime | None = None

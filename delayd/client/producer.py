@@ -260,9 +260,12 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         *,
         due_from: datetime | None = None,
         due_before: datetime | None = None,
+        receipt: Receipt | None = None,
         key: Key | None = None,
         tag: str | None = None,
         contents: bool = False,
+        page_size: int | None = None,
+        resume: str | None = None,
     ) -> Pages[PendingPage]:
         """List the pending messages of a subject, a page at a time.
 
@@ -282,9 +285,12 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         Args:
             due_from: when the first of them is due; None: the earliest.
             due_before: the messages are due before this; None: all later ones.
+            receipt: only the message of this receipt, if it is pending.
             key: only the message that is pending with this key.
             tag: only messages that were sent with this tag; None: all.
             contents: also read headers and bodies.
+            page_size: how many messages a page has at most.
+            resume: the ``resume`` of earlier pages with the same arguments: only what is behind them.
 
         Raises:
             CallerError: an argument is wrong.
@@ -292,8 +298,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
                 timeout. Ask for the next page again to go on.
         """
         window = window_of(subject, due_from, due_before, tag)
-        one = None if key is None else asked_of(subject, None, key)
-        return self._core.walker.pending(window, one, whole=need_bool("contents", contents))
+        one = None if receipt is None and key is None else asked_of(subject, receipt, key)
+        return self._core.walker.pending(window, one, page_size, resume, whole=need_bool("contents", contents))
 
     async def cancel_where(
         self,

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 import delayd
-from cli.status_command import ask_all
+from delayd.client.asking.looking import ask_all
 from tests.end_to_end.draining import Fleet, open_fleet
 from tests.unit.cli.runner import Ran, run
 from tests.waiting import DEADLINE_S, wait_until

@@ -15,7 +15,7 @@ looks complete. Within `in_time` all waits together have one limit, which is tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
@@ -39,10 +39,10 @@ from delayd.net import trust
 from delayd.net.connection import Connection
 from delayd.net.entry import connect
 from delayd.secret import Secret
-from delayd.wire.consuming import GroupInfo, Position, position_value, read_groups
+from delayd.wire.consuming import GroupInfo, Position, position_value, read_groups, read_subjects
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_int, need_u64
-from delayd.wire.meta import ServerInfo, read_servers
+from delayd.wire.meta import ServerInfo, read_servers, read_subject_page
 from delayd.wire.requests import RequestType
 from delayd.wire.scheduling import QuotaInfo, read_quotas
 
@@ -260,19 +260,24 @@ class Listed(NamedTuple, Generic[T]):
     what: str  # It lists, as a sentence about a server says that can't be asked.
     role: str
     request: RequestType
-    read: Callable[[Head], tuple[list[T], bool]]  # A page, and whether there are more.
+    read: Callable[[Head], tuple[Sequence[T], bool]]  # A page, and whether there are more.
     place: Callable[[T], HeadValue]  # Behind an item the next page begins.
     first: HeadValue  # The place before all items.
 
     async def at(self, connection: Connection, head: Mapping[str, HeadValue]) -> list[T]:
         """All that the server at the other end has, page by page; ``head``: what is asked beside the place."""
-        items, place = list[T](), self.first
+        return [item async for page in self.pages(connection, head, self.first) for item in page]
+
+    async def pages(
+        self, connection: Connection, head: Mapping[str, HeadValue], place: HeadValue
+    ) -> AsyncIterator[Sequence[T]]:
+        """The same behind a place, as long as the caller wants more."""
         while True:
             page, more = self.read(await ask(connection, self.request, {**head, "after": place}))
-            items += page
+            yield page
             # A server that has more and lists none would be asked for ever.
             if not more or not page:
-                return items
+                return
             place = self.place(page[-1])
 
     async def of(self, server: Known, head: Mapping[str, HeadValue]) -> list[T]:
@@ -281,6 +286,10 @@ class Listed(NamedTuple, Generic[T]):
             return await self.at(connection, head)
 
 
+ROUTES = Listed[tuple[str, int]](
+    "subjects", "meta", RequestType.META_SUBJECTS, read_subject_page, lambda route: route[0], ""
+)
+SUBJECTS = Listed("numbers", "realtime", RequestType.SUBJECTS, read_subjects, lambda info: info.name, "")
 GROUPS = Listed(
     "groups", "realtime", RequestType.GROUPS, read_groups, lambda info: [info.subject, info.group], ["", ""]
 )

@@ -47,7 +47,7 @@ from delayd.client.asking.messages import (
 )
 from delayd.client.engine import LoopThread, told
 from delayd.client.instants import instant_ms
-from delayd.client.limits import check_subject, need_bool, need_callable, need_text, need_timedelta
+from delayd.client.limits import check_subject, need_bool, need_callable, need_text, need_timedelta, need_whole
 from delayd.client.sending.receipts import Receipt, ReceiptColumns
 from delayd.errors import BadArgument, DelaydError, LogId
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX, INSTANT_MS_MIN
@@ -56,6 +56,7 @@ from delayd.wire.asked import ROWS_MAX, AskedWindow, CancelAnswer, Content, Piec
 
 WHOLE_ROWS_MIN = 64  # So many messages with their bodies are asked for at least.
 WHOLE_ROWS_FIRST = 4_096  # And so many first: a piece full of messages of 1 KB.
+TAGGED_ROWS = 8_192  # A server looks at so many for a short page at least when few of them may have the tag.
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -75,6 +76,8 @@ class PendingMessage(NamedTuple):
         size: bytes of its body.
         headers: None unless the contents were asked for.
         body: None unless the contents were asked for.
+        expires_at_ms: from then on it is not delivered, in ms since the epoch; None: never.
+        ordered: it was sent with an ordering key, of which servers keep a digest only.
     """
 
     receipt: Receipt
@@ -83,6 +86,8 @@ class PendingMessage(NamedTuple):
     size: int
     headers: Headers | None
     body: bytes | None
+    expires_at_ms: int | None = None
+    ordered: bool = False
 
     @property
     def deliver_at(self) -> datetime:
@@ -112,8 +117,10 @@ class PendingPage(ReceiptColumns):
     def __iter__(self) -> Iterator[PendingMessage]:
         nothing = [None] * len(self)
         bodies, headers = (self.bodies, self.headers) if self._whole else (nothing, nothing)
-        rows = zip(self.receipts(), self.keys, self.tags, self.sizes.tolist(), headers, bodies, strict=True)
-        for row in rows:
+        expiries = [value or None for value in self._numbers(ColumnId.EXPIRES_AT_MS)]
+        ordered = [value != 0 for value in self._numbers(ColumnId.ORDERING_KEY_HASH)]
+        labels = self.receipts(), self.keys, self.tags, self.sizes.tolist()
+        for row in zip(*labels, headers, bodies, expiries, ordered, strict=True):
             yield PendingMessage(*row)
 
     @cached_property
@@ -136,14 +143,20 @@ class PendingPage(ReceiptColumns):
         """The headers of each message; empty unless the contents were asked for."""
         return [decode_headers(bytes(item)) for item in self._items(ColumnId.HEADERS_END)]
 
+    def _numbers(self, column: ColumnId) -> list[int]:
+        if self._batch is None or column not in self._batch:
+            return [0] * len(self)
+        found: list[int] = self._batch.column(column)[: len(self)].tolist()
+        return found
+
     def _items(self, column: ColumnId) -> Iterator[memoryview]:
-        batch = self._batch
+        batch, count = self._batch, len(self)  # A page that was cut has fewer messages than its batch.
         if batch is None or column not in batch:
-            yield from [memoryview(b"")] * len(self)
+            yield from [memoryview(b"")] * count
             return
         heap = batch.heap
         starts, ends = batch.region(column)
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        for start, end in zip(starts[:count].tolist(), ends[:count].tolist(), strict=True):
             yield heap[start:end]
 
 
@@ -154,17 +167,25 @@ class Pages(Generic[Page]):
         found: messages on the pages so far.
         in_flight: messages that were being handed over, so far.
         unread: see `PendingPage`, so far.
+        resume: where the walk goes on behind the pages so far, in one word; empty behind the last page.
     """
 
     def __init__(
-        self, messages: Asker, window: AskedWindow, page_of: PageOf[Page], key: AskedRows | None = None
+        self,
+        messages: Asker,
+        window: AskedWindow,
+        page_of: PageOf[Page],
+        one: AskedRows | None = None,
+        page_size: int | None = None,
+        resume: str | None = None,
     ) -> None:
-        """``window`` says what the pages are to have; ``key`` chooses one message."""
+        """``window`` says what the pages are to have; ``one`` chooses one message."""
         self.found = self.in_flight = self.unread = 0
         self._messages = messages
-        self._window = window
-        self._key = key
+        self._from, self._window = _place_of(resume, window)
+        self._one = one
         self._page_of = page_of
+        self._page_size = page_size
         self._servers: list[int] | None = None  # Those that are left, the next one last.
 
     def __aiter__(self) -> Self:
@@ -177,7 +198,7 @@ class Pages(Generic[Page]):
             if not self._servers:
                 raise StopAsyncIteration
             log_id = self._servers[-1]
-            piece = await self._messages.find(log_id, self._window)
+            piece = _cut(await self._messages.find(log_id, self._window), self._page_size)
             left = window_behind(self._window, piece)
             if left is None:
                 self._servers.pop()
@@ -203,15 +224,26 @@ class Pages(Generic[Page]):
         A server looks at as many rows as it is asked for and answers those that fit a piece, so the wish follows what
         fitted: of 4,096 messages of 4 KB 1,000 fit, and 2,000 are asked for next.
         """
-        if self._window.content is not Content.WHOLE:
+        if self._window.content is not Content.WHOLE or self._page_size is not None:
             return self._window.rows_max
         return min(max(2 * row_count, WHOLE_ROWS_MIN), ROWS_MAX)
 
+    @property
+    def resume(self) -> str:
+        """Where the walk goes on; empty behind the last page."""
+        if self._servers is None or not self._servers:
+            return ""
+        place = self._window.place
+        return f"{self._servers[-1]:016x}-{place.hour}-{place.sequence}-{self._window.until_sequence}"
+
     async def _begin(self) -> list[int]:
-        """The servers to ask. A key has one owner, which says where its message is."""
-        if self._key is None:
-            return sorted(await self._messages.servers(), reverse=True)
-        log_ids, (found,) = await self._messages.ask(GET, self._key)
+        """The servers to ask. One message is at one server, which says where it is filed."""
+        if self._one is None:
+            servers = sorted(await self._messages.servers(), reverse=True)
+            if self._from not in servers:  # It was retired meanwhile; the next one is begun with.
+                self._window = self._window._replace(place=Place(), until_sequence=0)
+            return [log_id for log_id in servers if log_id >= self._from]
+        log_ids, (found,) = await self._messages.ask(GET, self._one)
         if found["state"] == MessageState.IN_FLIGHT:
             self.in_flight += 1
         due_ms, sequence = int(found["deliver_at_ms"]), int(found["sequence"])
@@ -224,6 +256,27 @@ class Pages(Generic[Page]):
             from_ms=due_ms, to_ms=due_ms + 1, place=place, until_sequence=sequence + 1, rows_max=1
         )
         return [int(log_ids[0])]
+
+
+def _cut(piece: Piece, page_size: int | None) -> Piece:
+    """The first messages of a piece, and a place behind the last of them; what is counted is counted at its end."""
+    if page_size is None or len(piece.rows) <= page_size:
+        return piece
+    rows = piece.rows[:page_size]
+    place = Place(int(rows[-1]["accepted_at_ms"]) // HOUR_MS, int(rows[-1]["sequence"]))
+    return piece._replace(rows=rows, place=place, in_flight=0, unread=0)
+
+
+def _place_of(token: str | None, window: AskedWindow) -> tuple[int, AskedWindow]:
+    """The server where a walk goes on, and its window there; BadArgument when the word is none that pages gave."""
+    if token is None or not need_text("resume", token):
+        return 0, window
+    found = re.fullmatch(_PLACE, token)
+    if found is None:
+        raise BadArgument(f"resume is what the pages of an earlier walk told, not {token[:80]!r}")
+    log_id, *numbers = found.groups()
+    hour, sequence, until_sequence = map(int, numbers)
+    return int(log_id, 16), window._replace(place=Place(hour, sequence), until_sequence=until_sequence)
 
 
 class BlockingPages(Generic[Page]):
@@ -252,6 +305,11 @@ class BlockingPages(Generic[Page]):
         """Files or batches that can't be read, so far."""
         return self._pages.unread
 
+    @property
+    def resume(self) -> str:
+        """Where the walk goes on behind the pages so far, in one word; empty behind the last page."""
+        return self._pages.resume
+
 
 def blocking_pages(
     method: Callable[Concatenate[A, P], Pages[Page]],
@@ -269,7 +327,7 @@ def blocking_pages(
 def page_of(log_id: int, piece: Piece, *, whole: bool) -> PendingPage:
     """The page that a server's piece of a walk is; ``whole``: with headers and bodies."""
     rows, batch = piece.rows, piece.batch
-    sizes = np.zeros(len(rows), np.int64) if batch is None else batch.body_bytes()
+    sizes = np.zeros(len(rows), np.int64) if batch is None else batch.body_bytes()[: len(rows)]
     sequences, due_ms, accepted_ms = (rows[name].copy() for name in ("sequence", "deliver_at_ms", "accepted_at_ms"))
     log_ids = np.full(len(rows), log_id, np.uint64)
     return PendingPage(
@@ -280,6 +338,7 @@ def page_of(log_id: int, piece: Piece, *, whole: bool) -> PendingPage:
 _MS = timedelta(milliseconds=1)
 _PAIR = "[0-9a-f]{16}-[0-9]{1,19}"
 _TOKEN = f"{_PAIR}(?:,{_PAIR})*"
+_PLACE = "([0-9a-f]{16})-([0-9]{1,9})-([0-9]{1,19})-([0-9]{1,19})"
 
 
 class Walked(NamedTuple):
@@ -360,17 +419,31 @@ class Walker:
     def __init__(self, messages: Asker) -> None:
         self._messages = messages
 
-    def pending(self, window: AskedWindow, key: AskedOne | None, *, whole: bool) -> Pages[PendingPage]:
-        """The pending messages of a window, or the one with a key; ``whole``: with headers and bodies."""
+    def pending(
+        self, window: AskedWindow, one: AskedOne | None, page_size: int | None, resume: str | None, *, whole: bool
+    ) -> Pages[PendingPage]:
+        """The pending messages of a window, or one of them; ``whole``: with headers and bodies."""
         content = Content.WHOLE if whole else Content.LABELS
-        return self.pages(window, content, partial(page_of, whole=whole), None if key is None else key.rows())
+        asked = None if one is None else one.rows()
+        return self.pages(window, content, partial(page_of, whole=whole), page_size, resume, asked)
 
     def pages(
-        self, window: AskedWindow, content: Content, page_of: PageOf[Page], key: AskedRows | None = None
+        self,
+        window: AskedWindow,
+        content: Content,
+        page_of: PageOf[Page],
+        page_size: int | None = None,
+        resume: str | None = None,
+        one: AskedRows | None = None,
     ) -> Pages[Page]:
-        """Pages of what a window has."""
+        """Pages of what a window has, each with at most ``page_size`` messages; BadArgument for a size that is none."""
         rows_max = WHOLE_ROWS_FIRST if content is Content.WHOLE else window.rows_max
-        return Pages(self._messages, window._replace(content=content, rows_max=rows_max), page_of, key)
+        if page_size is not None:
+            need_whole("page_size", page_size, 1, most=ROWS_MAX)
+            some = max(page_size, TAGGED_ROWS) if window.tag and content is not Content.WHOLE else page_size
+            rows_max = min(rows_max, some)
+        window = window._replace(content=content, rows_max=rows_max)
+        return Pages(self._messages, window, page_of, one, page_size, resume)
 
     async def cancel(self, window: AskedWindow, *, dry_run: bool, progress: Progress | None) -> Walked:
         """Cancel what is pending in a window, or only count it."""
