@@ -32,6 +32,7 @@ from delayd.batch.labels import (
 )
 from delayd.client.asking import ask
 from delayd.client.asking.ask import GroupAt, Listing, Moved, QuotaAt
+from delayd.client.asking.messages import asked_of
 from delayd.client.asking.walking import (
     Pages,
     PendingMessage,
@@ -329,6 +330,15 @@ class AsyncAdmin(Operates, AsyncClient["AdminCore"]):
         window = letters_window(await self._place(subject, group), since, before)
         return self._core.walker.pages(window, Content.WHOLE, partial(letters_of, dead=True), page_size, resume)
 
+    async def dead_letter(self, subject: str, group: str, receipt: Receipt) -> Letter | None:
+        """Read the dead letter of a group that has this ``receipt``; None when the group has no such one."""
+        kept_as = (await self._place(subject, group)).kept_as
+        one = asked_of(kept_as, receipt).rows()
+        window = window_of(kept_as, None, None, DEAD_TAG)
+        pages = self._core.walker.pages(window, Content.WHOLE, partial(letters_of, dead=True), one=one)
+        page = await self._walk(pages.next())
+        return page[0] if page else None
+
     async def retries(
         self, subject: str, group: str, *, due_from: datetime | None = None, due_before: datetime | None = None
     ) -> Pages[list[Letter]]:
@@ -434,6 +444,7 @@ class Admin(Operates, BlockingClient["AdminCore"]):
     delete_group = blocking(AsyncAdmin.delete_group)
     dead_groups = blocking(AsyncAdmin.dead_groups)
     dead_letters = blocking_pages(blocking(AsyncAdmin.dead_letters))
+    dead_letter = blocking(AsyncAdmin.dead_letter)
     retries = blocking_pages(blocking(AsyncAdmin.retries))
     redrive = blocking(AsyncAdmin.redrive)
     purge = blocking(AsyncAdmin.purge)

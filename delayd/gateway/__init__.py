@@ -18,6 +18,7 @@ It is a client of the servers, like any other, and keeps nothing that must last.
     admin       what operators ask and decide: subjects, groups, dead letters, quotas
     operations  the table of all that may be asked
     openapi     the document that is made from that table
+    console     pages for people, at / (docs/console.md)
     values      JSON in and out: what each request may have, and its bounds
     problems    errors as problem+json
     metrics     what Prometheus reads

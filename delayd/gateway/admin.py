@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -132,13 +132,20 @@ class GroupDeleted(msgspec.Struct, frozen=True, kw_only=True):
     ended: int
 
 
+class DeathWindow(TypedDict):
+    """Which dead letters are meant."""
+
+    since: datetime | None
+    before: datetime | None
+
+
 class DiedWithin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A window of dead letters, by when they died."""
 
     since: Instant | None = None
     before: Instant | None = None
 
-    def window(self) -> dict[str, datetime | None]:
+    def window(self) -> DeathWindow:
         """The arguments of the call."""
         return {"since": utc(self.since, "since"), "before": utc(self.before, "before")}
 
@@ -252,7 +259,7 @@ class AdminRoutes:
         """All groups, or those of a subject."""
         queried(request)
         subject = part(request, "subject") if "subject" in request.path_params else None
-        return _answer(_groups_listed(await self._asked.groups(subject)))
+        return _answer(_groups_listed(await self.asked.groups(subject)))
 
     async def group(self, request: Request) -> Response:
         """One group, wherever it is."""
@@ -272,14 +279,14 @@ class AdminRoutes:
         queried(request)
         wish = decoded(_REWINDING, await read_body(request, WORDS_BYTES_MAX))
         subject, group = await self._operated(request)
-        moved = await self._asked.rewind(subject, group, wish.place(), dry_run=wish.dry_run)
+        moved = await self.asked.rewind(subject, group, wish.place(), dry_run=wish.dry_run)
         return _answer(Rewound(**moved._asdict(), dry_run=wish.dry_run))
 
     async def delete(self, request: Request) -> Response:
         """A group ends."""
         wish = query_of(request, KeepPending)
         subject, group = await self._operated(request)
-        ended = await self._asked.delete_group(subject, group, keep_pending=wish.keep_pending)
+        ended = await self.asked.delete_group(subject, group, keep_pending=wish.keep_pending)
         return _answer(GroupDeleted(ended=ended))
 
     async def dead_letters(self, request: Request) -> Response:
@@ -287,7 +294,7 @@ class AdminRoutes:
         wish = query_of(request, DiedWithin)
         subject, group = _names(request)
         await self._found(subject, group)
-        pages = await self._asked.dead_letters(subject, group, **wish.window())
+        pages = await self.asked.dead_letters(subject, group, **wish.window())
         first = await anext(pages, None)  # An error before any line has a status of its own.
 
         async def lines() -> AsyncIterator[bytes]:
@@ -315,7 +322,7 @@ class AdminRoutes:
     async def quotas(self, request: Request) -> Response:
         """Quotas, and how much of them is used."""
         wish = query_of(request, QuotasQuery)
-        found = await self._asked.quotas(wish.prefix)
+        found = await self.asked.quotas(wish.prefix)
         return _answer(QuotasListed(quotas=[_quota(each) for each in found], missing=found.missing))
 
     async def set_quota(self, request: Request) -> Response:
@@ -323,11 +330,12 @@ class AdminRoutes:
         queried(request)
         wish = decoded(_NEW_QUOTA, await read_body(request, WORDS_BYTES_MAX))
         self._need_secret()
-        await self._asked.set_quota(part(request, "subject"), **msgspec.structs.asdict(wish))
+        await self.asked.set_quota(part(request, "subject"), **msgspec.structs.asdict(wish))
         return _answer(wish)
 
     @property
-    def _asked(self) -> AsyncAdmin:
+    def asked(self) -> AsyncAdmin:
+        """Who asks for all requests."""
         assert self._admin is not None, "requests come after the start"
         return self._admin
 
@@ -345,7 +353,7 @@ class AdminRoutes:
         return subject, group
 
     async def _found(self, subject: str, group: str) -> Listing[GroupAt]:
-        listed = await self._asked.groups(subject)
+        listed = await self.asked.groups(subject)
         found = [place for place in listed if place.group == group]
         if not found and not listed.missing:
             raise Refusal(404, "unknown", f"no realtime server has a group {group[:300]} of {subject[:300]}")
@@ -354,7 +362,7 @@ class AdminRoutes:
     async def _set_paused(self, request: Request, *, paused: bool) -> Response:
         queried(request)
         subject, group = await self._operated(request)
-        await (self._asked.pause if paused else self._asked.resume)(subject, group)
+        await (self.asked.pause if paused else self.asked.resume)(subject, group)
         return _answer(PausedGroup(paused=paused))
 
     async def _walk(self, request: Request, walk: Walk) -> Response:
@@ -362,7 +370,7 @@ class AdminRoutes:
         wish = decoded(_DIED, await read_body(request, WORDS_BYTES_MAX) or b"{}")
         subject, group = _names(request)
         await self._found(subject, group)
-        done = await walk(self._asked, subject, group, **wish.window(), dry_run=wish.dry_run)
+        done = await walk(self.asked, subject, group, **wish.window(), dry_run=wish.dry_run)
         told = {name: value for name, value in done._asdict().items() if name != "resume"}
         return _answer(LettersDone(**told, dry_run=wish.dry_run))
 

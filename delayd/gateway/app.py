@@ -30,6 +30,7 @@ from delayd.errors import DelaydError
 from delayd.gateway import messages, sends
 from delayd.gateway.admin import AdminRoutes
 from delayd.gateway.clock import MovableClock
+from delayd.gateway.console.console import Console
 from delayd.gateway.groups import Groups
 from delayd.gateway.metrics import page
 from delayd.gateway.openapi import Endpoint, Operation
@@ -48,6 +49,23 @@ log = logging.getLogger(__name__)
 UNREACHED = timedelta(seconds=5)  # So long a request waits for servers that are not there; then it is a 503.
 READY_S = 2.0  # Meta answers within it, or a probe hears that this gateway is not ready.
 WORDS_BYTES_MAX = 4 << 20  # A request that is no message may have so many; 10,000 leases are a few hundred KB.
+
+READS = frozenset({"GET", "HEAD"})
+OWN_SITE = frozenset({"same-origin", "none"})
+# On each answer: a browser runs no script and frames nothing of what it gets here, whatever a message has in it.
+HARMLESS = tuple(
+    (name.encode(), value.encode())
+    for name, value in {
+        "content-security-policy": (
+            "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; "
+            "frame-ancestors 'none'"
+        ),
+        "x-content-type-options": "nosniff",
+        # Not no-referrer: browsers send forms without their Origin then.
+        "referrer-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+    }.items()
+)
 
 _PULL = msgspec.json.Decoder(Pull)
 _encode = msgspec.json.Encoder().encode
@@ -75,6 +93,7 @@ class Gateway:
         self._push = push
         self.push = PushRoutes(push)
         self.admin = AdminRoutes(meta, secret)
+        self.console = Console(meta, push, secret, clock)
         self._producer: AsyncProducer | None = None
         self._stopping = asyncio.Event()
 
@@ -103,6 +122,7 @@ class Gateway:
             self._groups.start()
             self._push.start()
             await self.admin.start()
+            self.console.start(producer, self.admin.asked)
             try:
                 yield
             finally:
@@ -191,7 +211,7 @@ class Gateway:
 
 def app_of(gateway: Gateway) -> ASGIApp:
     """The whole app."""
-    routes = _routes(operations_of(gateway))
+    routes = [*_routes(operations_of(gateway)), *gateway.console.routes()]
     faults = {
         HTTPException: _no_route,
         ClientDisconnect: _gone,
@@ -238,6 +258,7 @@ class _Guard:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._gateway.answered[scope["method"], message["status"]] += 1
+                message["headers"] = [*message["headers"], *HARMLESS]
             await send(message)
 
         request = Request(scope)
@@ -255,6 +276,9 @@ class _Guard:
             return f"this gateway is not asked as {name[:100]!r}; start it with --name {name[:100]} if it should be"
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
+            return "this request comes from a page of another site"
+        # A browser says so itself of what is sent without an Origin.
+        if request.method not in READS and request.headers.get("sec-fetch-site", "none") not in OWN_SITE:
             return "this request comes from a page of another site"
         return None
 

@@ -420,7 +420,13 @@ class Walker:
         self._messages = messages
 
     def pending(
-        self, window: AskedWindow, one: AskedOne | None, page_size: int | None, resume: str | None, *, whole: bool
+        self,
+        window: AskedWindow,
+        one: AskedOne | None,
+        page_size: int | None = None,
+        resume: str | None = None,
+        *,
+        whole: bool,
     ) -> Pages[PendingPage]:
         """The pending messages of a window, or one of them; ``whole``: with headers and bodies."""
         content = Content.WHOLE if whole else Content.LABELS
