@@ -287,6 +287,26 @@ def test_push_targets_are_listed_paused_and_deleted(site: Site) -> None:
     assert "404 unknown" in words(site.show("/push/hook", 404))
 
 
+def test_schedules_are_listed_by_their_next_occurrence_run_paused_resumed_and_deleted(site: Site) -> None:
+    name = "report/1 <b>"
+    site.producer.recurring(name, "reports", b"{}", cron="0 9 * * 1-5", timezone="Europe/Berlin")
+    site.producer.recurring("often", "reports", b"{}", every=timedelta(minutes=10))
+    listed = words(site.show("/schedules"))
+    assert listed.index("often") < listed.index(name) and "0 9 * * 1-5 Europe/Berlin" in listed
+    path = "/schedules/" + quote(name, safe="")
+    page = site.show(path)
+    assert page.count(":00:00 +0") == 10 and "09:00:00 +0" in words(page)
+    assert "is sent to reports" in words(site.change(f"{path}/run"))
+    assert "is paused" in words(site.change(f"{path}/pause", note="holidays"))
+    info = site.producer.get_recurring(name)
+    assert info is not None and (info.paused, info.note) == (True, "holidays")
+    assert "paused: holidays" in words(site.show(path))
+    site.change(f"{path}/resume")
+    site.change(f"{path}/delete")
+    assert site.producer.get_recurring(name) is None
+    assert "404 unknown" in words(site.show(path, 404))
+
+
 def test_hostile_names_and_bodies_are_shown_as_text(site: Site) -> None:
     subject = "hostile/%2e%2F../-"
     receipt = site.producer.send(

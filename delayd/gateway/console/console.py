@@ -22,6 +22,7 @@ from delayd.gateway.console.drawing import KEEP, LinkRow, Verdict
 from delayd.gateway.console.letters import LetterPages
 from delayd.gateway.console.overview import ClusterPages
 from delayd.gateway.console.pending import PendingPages
+from delayd.gateway.console.schedules import SchedulePages
 from delayd.gateway.console.subjects import SubjectPages
 from delayd.gateway.console.targets import TargetPages
 from delayd.gateway.problems import Refusal, problem
@@ -40,6 +41,7 @@ class Console:
         self._subjects = SubjectPages(self._desk)
         self._pending = PendingPages(self._desk)
         self._letters = LetterPages(self._desk)
+        self._schedules = SchedulePages(self._desk)
         self._targets = TargetPages(self._desk)
 
     def start(self, producer: AsyncProducer, admin: AsyncAdmin) -> None:
@@ -51,7 +53,7 @@ class Console:
         one, group = "/subjects/{subject}/messages/{id}", "/subjects/{subject}/groups/{group}"
         letters, letter = f"{group}/dead", f"{group}/dead/{{id}}"
         cluster, subjects, pending, dead = self._cluster, self._subjects, self._pending, self._letters
-        targets = self._targets
+        schedules, targets = self._schedules, self._targets
         return [
             self._page("/", cluster.overview),
             self._page("/servers", cluster.servers),
@@ -76,6 +78,12 @@ class Console:
             self._page(letter, dead.letter),
             self._page(f"{letter}/redrive", dead.ask_redrive_one, dead.redrive_one),
             self._page(f"{letter}/purge", dead.ask_purge_one, dead.purge_one),
+            self._page("/schedules", schedules.listed),
+            self._page("/schedules/{name}", schedules.schedule),
+            self._page("/schedules/{name}/run", schedules.ask_run, schedules.run),
+            self._page("/schedules/{name}/pause", schedules.ask_pause, schedules.pause),
+            self._page("/schedules/{name}/resume", schedules.ask_resume, schedules.resume),
+            self._page("/schedules/{name}/delete", schedules.ask_delete, schedules.delete),
             self._page("/push", targets.listed),
             self._page("/push/{name}", targets.target),
             self._page("/push/{name}/pause", targets.ask_pause, targets.pause),

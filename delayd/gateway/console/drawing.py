@@ -27,6 +27,7 @@ NAV = (
     ("Overview", "/"),
     ("Subjects", "/subjects"),
     ("Groups", "/groups"),
+    ("Schedules", "/schedules"),
     ("Push targets", "/push"),
     ("Quotas", "/quotas"),
     ("Servers", "/servers"),
