@@ -37,13 +37,14 @@ def main() -> None:
     parser.add_argument("--stream", type=int, default=200_000)
     parser.add_argument("--connections", type=int, default=64)
     wanted = parser.parse_args()
-    with servers("realtime", "delay") as running, _gateway(running.meta) as (pid, port):
+    with servers("realtime", "delay") as running, serving_gateway(running.meta) as (pid, port):
         figures = uvloop.run(_measure(pid, port, wanted.singles, wanted.stream, wanted.connections))
     print(json.dumps({"bench": "gateway", "connections": wanted.connections, **figures}), flush=True)
 
 
 @contextlib.contextmanager
-def _gateway(meta: str) -> Iterator[tuple[int, int]]:
+def serving_gateway(meta: str) -> Iterator[tuple[int, int]]:
+    """A gateway for the length of the block: its pid and its port."""
     command = [sys.executable, "-m", "delayd", "gateway", "--meta", meta, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
         try:
