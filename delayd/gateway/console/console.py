@@ -17,7 +17,7 @@ from delayd.client.admin import AsyncAdmin
 from delayd.client.producer import AsyncProducer
 from delayd.errors import DelaydError
 from delayd.gateway.clock import MovableClock
-from delayd.gateway.console.desk import Desk
+from delayd.gateway.console.desk import PageDesk
 from delayd.gateway.console.drawing import KEEP, LinkRow, Verdict
 from delayd.gateway.console.letters import LetterPages
 from delayd.gateway.console.overview import ClusterPages
@@ -36,7 +36,7 @@ class Console:
     """Pages for people; belongs to the loop of its gateway."""
 
     def __init__(self, meta: str, push: Push, secret: Secret | None, clock: MovableClock | None) -> None:
-        self._desk = Desk(meta, push, secret, clock)
+        self._desk = PageDesk(meta, push, secret, clock)
         self._cluster = ClusterPages(self._desk)
         self._subjects = SubjectPages(self._desk)
         self._pending = PendingPages(self._desk)

@@ -37,7 +37,7 @@ NO_SECRET = (
 INSTANT_HINT = "UTC, such as 2027-01-31T09:00:00Z; or from now, such as 30m, 1h30m or 2d"
 
 
-class Desk:
+class PageDesk:
     """What pages ask; belongs to one loop."""
 
     def __init__(self, meta: str, push: Push, secret: Secret | None, clock: MovableClock | None) -> None:

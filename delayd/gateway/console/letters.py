@@ -12,7 +12,7 @@ from delayd.client.asking.ask import find_group, one_place
 from delayd.client.instants import instant_ms
 from delayd.client.sending.receipts import Receipt
 from delayd.gateway.admin import DeathWindow
-from delayd.gateway.console.desk import INSTANT_HINT, PAGE, Desk, form_of, queried
+from delayd.gateway.console.desk import INSTANT_HINT, PAGE, PageDesk, form_of, queried
 from delayd.gateway.console.drawing import (
     NONE,
     ChangeForm,
@@ -56,7 +56,7 @@ DONE = {"redrive": "sent to the group again", "purge": "deleted"}
 class LetterPages:
     """Pages about dead letters."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
 
     async def listed(self, request: Request) -> Response:

@@ -16,7 +16,7 @@ from delayd.client.asking import ask
 from delayd.client.asking.ask import GROUPS, groups_head
 from delayd.client.asking.looking import AskedServer, Named, left_of, look, look_at
 from delayd.errors import BadArgument
-from delayd.gateway.console.desk import NO_SECRET, PAGE, Desk, form_of, queried
+from delayd.gateway.console.desk import NO_SECRET, PAGE, PageDesk, form_of, queried
 from delayd.gateway.console.drawing import (
     NONE,
     ChangeForm,
@@ -64,7 +64,7 @@ GROUP_COLUMNS = (
 class ClusterPages:
     """Pages about the whole cluster."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
 
     async def overview(self, request: Request) -> Response:
@@ -250,7 +250,7 @@ def group_row(group: GroupInfo) -> tuple[object, ...]:
     )
 
 
-def operator_note(desk: Desk) -> list[Verdict]:
+def operator_note(desk: PageDesk) -> list[Verdict]:
     """A word to whoever wants to change what this gateway may not."""
     return [] if desk.operates else [Verdict("Only an operator may change this.", (NO_SECRET,), "odd")]
 

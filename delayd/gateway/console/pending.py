@@ -28,7 +28,7 @@ from delayd.client.asking.messages import MessageInfo
 from delayd.client.asking.walking import PendingMessage, Walked
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument, DelaydError
-from delayd.gateway.console.desk import INSTANT_HINT, PAGE, Desk, form_of, from_ms, queried
+from delayd.gateway.console.desk import INSTANT_HINT, PAGE, PageDesk, form_of, from_ms, queried
 from delayd.gateway.console.drawing import (
     NONE,
     ChangeForm,
@@ -73,7 +73,7 @@ PENDING_COLUMNS = (("due", "w"), ("key", "t"), ("tags", "t"), ("body", "n"), ("s
 class PendingPages:
     """Pages about pending messages."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
 
     async def listed(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from delayd.batch.names import RECURRING_SUBJECT
 from delayd.client.asking.recurring import RecurringInfo, info_of_record
 from delayd.client.instants import instant_ms
-from delayd.gateway.console.desk import PAGE, Desk, form_of, queried
+from delayd.gateway.console.desk import PAGE, PageDesk, form_of, queried
 from delayd.gateway.console.drawing import (
     NONE,
     ChangeForm,
@@ -51,7 +51,7 @@ TITLES = {"run": "Run now", "pause": "Pause", "resume": "Resume", "delete": "Del
 class SchedulePages:
     """Pages about recurring schedules."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
 
     async def listed(self, request: Request) -> Response:

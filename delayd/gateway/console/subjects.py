@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from delayd.client.asking.ask import find_group, list_groups
 from delayd.client.asking.subjects import list_subjects
-from delayd.gateway.console.desk import PAGE, Desk, form_of, queried
+from delayd.gateway.console.desk import PAGE, PageDesk, form_of, queried
 from delayd.gateway.console.drawing import (
     NONE,
     ChangeForm,
@@ -39,7 +39,7 @@ SUBJECT_COLUMNS = (
 class SubjectPages:
     """Pages about subjects."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
 
     async def listed(self, request: Request) -> Response:

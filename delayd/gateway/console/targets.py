@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from delayd.client.asking.push import delete_target
 from delayd.errors import BadArgument
-from delayd.gateway.console.desk import NO_SECRET, Desk, form_of, queried
+from delayd.gateway.console.desk import NO_SECRET, PageDesk, form_of, queried
 from delayd.gateway.console.drawing import (
     NONE,
     ChangeForm,
@@ -43,7 +43,7 @@ CREATE = "delayd push create SUBJECT URL --data DIR"
 class TargetPages:
     """Pages about push targets."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PageDesk) -> None:
         self._desk = desk
 
     async def listed(self, request: Request) -> Response:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 import delayd
 from tests.conformance.public.desk import LATER, Desk
 
@@ -53,6 +55,46 @@ def test_a_window_a_tag_and_a_key_choose_messages(desk: Desk) -> None:
     assert bodies(key="soon", due_from=now + 5 * LATER) == []
     assert desk.producer.cancel(desk.subject, key="soon") is delayd.CancelAnswer.CANCELLED
     assert bodies(key="soon") == [] and bodies() == [b"later"]
+
+
+def test_pages_of_a_size_go_on_where_earlier_ones_ended(desk: Desk) -> None:
+    for number in range(7):
+        desk.send(b"%d" % number, delay=LATER if number % 2 else 300 * LATER, tags=["odd"] if number % 2 else None)
+
+    def walked(page_size: int, tag: str | None = None) -> list[list[bytes]]:
+        found: list[list[bytes]] = []
+        resume: str | None = None
+        while resume != "":
+            pages = desk.producer.pending(desk.subject, contents=True, page_size=page_size, tag=tag, resume=resume)
+            page = next(iter(pages), None)
+            found += [] if page is None else [[message.body or b"" for message in page]]
+            resume = pages.resume
+        return found
+
+    for size in (1, 2, 3, 10):
+        pages = walked(size)
+        assert sorted(body for page in pages for body in page) == [b"%d" % number for number in range(7)]
+        assert max(map(len, pages)) == min(size, 7)
+        assert sorted(body for page in walked(size, "odd") for body in page) == [b"1", b"3", b"5"]
+    for wrong in (0, -1, True, 65_537):
+        with pytest.raises(delayd.BadArgument, match="page_size"):
+            desk.producer.pending(desk.subject, page_size=wrong)
+    with pytest.raises(delayd.BadArgument, match="resume"):
+        desk.producer.pending(desk.subject, resume="nowhere")
+
+
+def test_a_receipt_chooses_its_message_as_long_as_it_is_pending(desk: Desk) -> None:
+    first, second = desk.send(b"1", b"2", delay=LATER, ttl=300 * LATER)
+    (page,) = desk.producer.pending(desk.subject, receipt=second, contents=True)
+    (message,) = page
+    assert (message.body, message.ordered) == (b"2", False) and message.expires_at_ms is not None
+    moved = desk.producer.reschedule(desk.subject, receipt=second, delay=2 * LATER).receipt
+    assert moved is not None
+    for receipt in (second, moved):
+        (page,) = desk.producer.pending(desk.subject, receipt=receipt)
+        assert page.sequences.tolist() == [moved.sequence]
+    desk.producer.cancel(desk.subject, receipt=first)
+    assert not list(desk.producer.pending(desk.subject, receipt=first))
 
 
 def test_a_page_is_a_receipt_of_its_messages(desk: Desk) -> None:
