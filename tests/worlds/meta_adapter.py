@@ -101,6 +101,7 @@ class Stranger:
 
     peer = "a stranger"
     channel = b""
+    entry = None
 
     def __init__(self, *, trusted: bool = False) -> None:
         self.trusted = trusted
