@@ -18,12 +18,22 @@ from typing import NamedTuple
 
 import numpy as np
 
+from delayd.batch.batch import Batch
 from delayd.batch.columns import BatchKind, ColumnId
-from delayd.batch.labels import FIRST_DUE_MS, decode_headers, number_in
+from delayd.batch.labels import (
+    FIRST_DUE_MS,
+    OCCURRENCE_MS,
+    SCHEDULE,
+    SKIPPED,
+    SKIPPED_COUNT,
+    SKIPPED_UNTIL_MS,
+    decode_headers,
+    number_in,
+)
 from delayd.batch.names import parse_retry_subject, retry_subject
 from delayd.batch.sequences import ROW_BITS, locate
 from delayd.errors import BadArgument, BadHeaders, BatchMalformed, DamagedData, NewerFormat
-from delayd.hours import hour_name
+from delayd.hours import hour_name, instant_text
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_gaps
 from delayd.log.consume import consume_place, entry_position, read_unchecked
@@ -283,7 +293,7 @@ def _rows_of(disk: Disk, delay: Directory, wanted: WantedMessages) -> list[Found
 
 def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, sequence: int) -> _Row:
     snapshot = take_snapshot(disk, delay)
-    accepted = _accepted(disk, snapshot, sequence)
+    accepted, occurrence = _accepted(disk, snapshot, sequence)
     hours = accepted.hours().tolist() if accepted is not None else sorted(snapshot.hours)
     filed: ScheduleRows | None = None
     hour = hours[0] if hours else 0
@@ -299,7 +309,9 @@ def _trace_row(disk: Disk, delay: Directory, servers: _Servers, subject: str, se
     if accepted is not None:
         _, offset, number = locate(int(accepted.location[0]))
         path, position = place_of(disk, snapshot.place, offset)
-        found.steps.append(Step("accepted", int(accepted.appended_at_ms[0]), path, position, f"row {number}"))
+        found.steps.append(
+            Step("accepted", int(accepted.appended_at_ms[0]), path, position, f"row {number}{occurrence}")
+        )
     else:
         found.unseen.append("when it was accepted: retention has removed that part of the message log")
     if filed is not None:
@@ -370,11 +382,13 @@ def _late(step: Step, due_from_ms: int) -> Step:
     return step if step.at_ms is None else replace(step, late_ms=step.at_ms - due_from_ms)
 
 
-def _accepted(disk: Disk, snapshot: ScheduleSnapshot, sequence: int) -> ScheduleRows | None:
-    """The row in the message log; None where the log does not reach back to it, or not up to it."""
+def _accepted(disk: Disk, snapshot: ScheduleSnapshot, sequence: int) -> tuple[ScheduleRows | None, str]:
+    """The row in the message log, and which occurrence it says that it is; None where the log does not reach back to
+    it, or not up to it.
+    """
     bases = segment_bases(disk, snapshot.place)
     if not bases:
-        return None
+        return None, ""
     bounds = min(bases[0], snapshot.replay_offset), snapshot.replay_offset, snapshot.message_stop
     for group in read_known(disk, snapshot.place, bounds, [], whole=False):
         header = group.header
@@ -389,9 +403,29 @@ def _accepted(disk: Disk, snapshot: ScheduleSnapshot, sequence: int) -> Schedule
                 collector = RowCollector()
                 collector.add_message_batch(whole, offset, first, header.appended_at_ms)
                 rows = collector.rows()
-                return rows.take(np.flatnonzero(rows.sequence == sequence))
+                return rows.take(np.flatnonzero(rows.sequence == sequence)), _recurs(whole, sequence - first)
             first += batch.count
-    return None
+    return None, ""
+
+
+def _recurs(batch: Batch, row: int) -> str:
+    """Which occurrence of a recurring schedule a row is, or which ones it says were skipped; "" for none."""
+    if ColumnId.HEADERS_END not in batch:
+        return ""
+    starts, ends = batch.region(ColumnId.HEADERS_END)
+    try:
+        headers = decode_headers(bytes(batch.heap[int(starts[row]) : int(ends[row])]))
+    except BadHeaders:
+        return ""
+    name, instant = headers.get(SCHEDULE), instant_text(number_in(headers, OCCURRENCE_MS))
+    if not name:
+        return ""
+    reason = headers.get(SKIPPED)
+    if not isinstance(reason, str):
+        return f"; occurrence {instant} of the schedule {name!r}"
+    until = instant_text(number_in(headers, SKIPPED_UNTIL_MS))
+    count = number_in(headers, SKIPPED_COUNT)
+    return f"; {count} occurrences of the schedule {name!r} skipped as {reason}, {instant} to {until}"
 
 
 def _outcome(disk: Disk, delay: Directory, hour: int, sequence: int) -> tuple[Step, np.void, int] | None:
@@ -486,7 +520,7 @@ def _at_target(
     row = int(rows[0])
     at_ms = int(part["target_appended_at_ms"])
     _add_gaps(disk, target, found, int(part["claimed_at_ms"]), at_ms)
-    appended = Step("appended", at_ms, path, position, f"realtime server {log_id:016x}, row {row}")
+    appended = Step("appended", at_ms, path, position, f"realtime server {log_id:016x}, row {row}{_recurs(batch, row)}")
     found.steps.append(_late(appended, due_from_ms))
     indexed = _indexed(disk, target, offset << ROW_BITS | row)
     if indexed is None:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from typing import TypeGuard, TypeVar, cast
 
 import msgpack
@@ -32,6 +33,8 @@ from delayd.wire.heads import INT_MAX, U64_MAX, need_int, need_str, need_u64
 VERSION = 1
 CONTENT_BYTES_MAX = 256 << 10  # Body and headers: they are stored anew with each occurrence.
 NOTE_BYTES_MAX = 1_000
+SPECS_REMEMBERED = 4_096
+REMEMBERED_BYTES_MAX = 2 << 10  # With a specification of some kilobytes as objects: 16 MB.
 RUNS_KEPT = 16  # Numbers of `RUN` that a schedule remembers: as many retries may be under way at once.
 
 
@@ -69,28 +72,29 @@ class RecurringSpec:
     tags: tuple[str, ...] = ()
     ttl_ms: int = 0
     ordering_hash: int = 0
+    _packed: bytes = field(default=b"", init=False, compare=False, repr=False)  # As it came, where it was read.
 
     def encode(self) -> bytes:
         """As it travels."""
-        return _pack(self._fields())
-
-    def _fields(self) -> dict[str, object]:
-        return {
-            "v": VERSION,
-            "when": self.recurrence.encoded(),
-            "policy": self.policy.encoded(),
-            "subject": self.subject,
-            "body": self.body,
-            "headers": dict(self.headers),
-            "tags": list(self.tags),
-            "ttl_ms": self.ttl_ms,
-            "order": self.ordering_hash,
-        }
+        return self._packed or _pack(
+            {
+                "v": VERSION,
+                "when": self.recurrence.encoded(),
+                "policy": self.policy.encoded(),
+                "subject": self.subject,
+                "body": self.body,
+                "headers": dict(self.headers),
+                "tags": list(self.tags),
+                "ttl_ms": self.ttl_ms,
+                "order": self.ordering_hash,
+            }
+        )
 
     @classmethod
     def decode(cls, packed: Buffer) -> RecurringSpec:
         """Read one. BadArgument names the field at fault."""
-        return _spec_of(_unpack(packed))
+        packed = bytes(packed)
+        return _spec_of(packed) if len(packed) <= REMEMBERED_BYTES_MAX else _read_spec(packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,8 @@ def check_content(spec: RecurringSpec) -> None:
     encode_tags(spec.tags)
 
 
-def _spec_of(fields: Mapping[str, object]) -> RecurringSpec:
+def _read_spec(packed: bytes) -> RecurringSpec:
+    fields = _unpack(packed)
     _need_fields(fields, {"v", "when", "policy", "subject", "body", "headers", "tags", "ttl_ms", "order"})
     policy = RunPolicy.decoded(_need(fields, "policy", dict))
     if policy.overlap != "all":
@@ -264,7 +269,12 @@ def _spec_of(fields: Mapping[str, object]) -> RecurringSpec:
         _need_number(fields, "order", U64_MAX),
     )
     check_content(spec)
+    object.__setattr__(spec, "_packed", packed)
     return spec
+
+
+# A schedule is read for each of its occurrences, and to check its line takes longer than to find the next instant.
+_spec_of = lru_cache(maxsize=SPECS_REMEMBERED)(_read_spec)
 
 
 def _pack(value: object) -> bytes:

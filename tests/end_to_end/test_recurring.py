@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import delayd
 from delayd.machine.operating import WaitKind
 from delayd.reading.books import audit_directory
-from tests.end_to_end.cluster import cluster, logged
+from tests.end_to_end.cluster import cluster, command, logged
 from tests.end_to_end.older_copies import copy_of, restore
+from tests.unit.cli.runner import run
 from tests.waiting import wait_until
 
 NAMES = ("one", "two", "three")
@@ -92,3 +93,21 @@ def test_each_occurrence_comes_once_though_the_delay_server_is_killed_again_and_
         instants = took.instants(name)
         assert [took.found[name, instant] for instant in instants] == [1] * len(instants), "no occurrence came twice"
         assert instants == [instants[0] + number for number in range(len(instants))], "no occurrence is missing"
+
+
+def test_the_trace_of_an_occurrence_names_its_schedule_and_the_audit_balances(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with delayd.open(data) as home, home.producer() as producer, home.consumer("tick", "g") as consumer:
+        producer.recurring("report", "tick", b"x", every=SECOND)
+        (message,) = wait_until(lambda: consumer.pull(1, wait=SECOND), "an occurrence comes")
+        message.ack()
+        decided = producer.pause_recurring("report").decided_until
+        wait_until(lambda: datetime.now(UTC) > decided + 2 * SECOND, "occurrences are skipped")
+        assert producer.resume_recurring("report").skipped.keys() == {"paused"}
+        assert producer.delete_recurring("report")
+    told = command("trace", "tick", str(message.sequence), "--data", str(data))
+    assert told.count("occurrence") == 2 and told.count("of the schedule 'report'") == 2, told
+    later = range(message.sequence + 1, message.sequence + 20)
+    traces = [run("trace", "tick", str(sequence), "--data", str(data)).out for sequence in later]
+    assert sum("of the schedule 'report' skipped as paused" in each for each in traces) == 1
+    assert audit_directory(str(data), now_ms=time.time_ns() // 1_000_000).balanced
