@@ -12,6 +12,7 @@ import delayd
 from delayd.machine.operating import WaitKind
 from delayd.reading.books import audit_directory
 from tests.end_to_end.cluster import cluster, command, logged
+from tests.end_to_end.draining import open_fleet
 from tests.end_to_end.older_copies import copy_of, restore
 from tests.unit.cli.runner import run
 from tests.waiting import wait_until
@@ -42,6 +43,13 @@ class Took:
 
     def instants(self, name: str) -> list[float]:
         return sorted(instant for each, instant in self.found if each == name)
+
+    def check_each_once(self) -> None:
+        """Each second of each schedule has come once."""
+        for name in NAMES:
+            instants = self.instants(name)
+            assert [self.found[name, instant] for instant in instants] == [1] * len(instants), "one came twice"
+            assert instants == [instants[0] + number for number in range(len(instants))], "one is missing"
 
 
 def test_a_restored_delay_server_decides_no_occurrence_again(tmp_path: Path) -> None:
@@ -89,10 +97,7 @@ def test_each_occurrence_comes_once_though_the_delay_server_is_killed_again_and_
         servers.delay.terminate()
         report = audit_directory(str(tmp_path), now_ms=time.time_ns() // 1_000_000)
         assert report.balanced
-    for name in NAMES:
-        instants = took.instants(name)
-        assert [took.found[name, instant] for instant in instants] == [1] * len(instants), "no occurrence came twice"
-        assert instants == [instants[0] + number for number in range(len(instants))], "no occurrence is missing"
+    took.check_each_once()
 
 
 def test_the_trace_of_an_occurrence_names_its_schedule_and_the_audit_balances(tmp_path: Path) -> None:
@@ -111,3 +116,22 @@ def test_the_trace_of_an_occurrence_names_its_schedule_and_the_audit_balances(tm
     traces = [run("trace", "tick", str(sequence), "--data", str(data)).out for sequence in later]
     assert sum("of the schedule 'report' skipped as paused" in each for each in traces) == 1
     assert audit_directory(str(data), now_ms=time.time_ns() // 1_000_000).balanced
+
+
+def test_a_schedule_moves_with_its_server_s_messages_when_that_is_emptied(tmp_path: Path) -> None:
+    with (
+        open_fleet(tmp_path) as fleet,
+        delayd.Producer(fleet.meta.address) as producer,
+        delayd.Consumer(fleet.meta.address, "tick", group="g") as consumer,
+    ):
+        took = Took(consumer)
+        for name in NAMES:
+            producer.recurring(name, "tick", b"body", every=SECOND, misfire="all")
+        took.until(6, "occurrences come")
+        assert fleet.command("drain", fleet.old.address).code == 0
+        for name in NAMES:
+            took.until(len(took.instants(name)) + 3, f"{name} goes on", name)
+            info = producer.pause_recurring(name)
+            took.until(info.sent, f"all of {name} have come", name)
+            assert info.skipped == {}
+    took.check_each_once()

@@ -36,13 +36,13 @@ from delayd.delay.ending.occurrences import (
 )
 from delayd.delay.ending.requested import RequestWish, Whole
 from delayd.delay.intake import Intake
+from delayd.delay.keys.owned_slots import OwnedSlots
 from delayd.delay.producers import AcceptedBatch
 from delayd.delay.reply import Reply
 from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows
 from delayd.delay.state_values import RESTORED_KEY
 from delayd.errors import ClockInDoubt, DamagedValue, DelaydError, NoRecurring, SlowDown, key_text
 from delayd.hours import HOUR_MS
-from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import Fence
@@ -53,6 +53,7 @@ from delayd.wire.recurring import RecurringRecord, RecurringRequest, RecurringWi
 log = logging.getLogger(__name__)
 
 AGAIN_MS = 1_000  # After a decision that could not be stored, or while nothing may be decided.
+ASIDE_MS = 5_000  # After a carrier could not be decided about, which a drain or an operator ends.
 MAKE_TRIES = 3  # A schedule that is made and deleted again and again by others.
 
 
@@ -81,8 +82,16 @@ class Carriers:
     due: Callable[[], list[Rows]]  # Carriers that are due, in several arrays; set once.
 
     def __init__(
-        self, site: Site, fence: Fence, intake: Intake, requests: MessageRequests, by_key: AskByKey, random_id: int
+        self,
+        site: Site,
+        fence: Fence,
+        intake: Intake,
+        owned: OwnedSlots,
+        requests: MessageRequests,
+        by_key: AskByKey,
+        random_id: int,
     ) -> None:
+        self._owned = owned
         self._clock = site.clock
         self._fence = fence
         self._intake = intake
@@ -93,7 +102,8 @@ class Carriers:
         self._worker = site.worker
         self._running = False  # Whether a decision is under way, or about to begin.
         self._again = site.alarms.alarm(self.come)
-        self._aside: set[int] = set()  # Carriers that can't be read now, by their sequences.
+        self._aside: set[int] = set()  # Carriers that can't be read now, or that another server gets, by sequence.
+        self._unserved: set[int] = set()  # Slots of carriers that this server does not serve.
         self._take_up = site.alarms.alarm(self._try_again)
         self._restored_ms = _read_restored(site)
 
@@ -129,7 +139,8 @@ class Carriers:
 
     def _recurs_ahead(self) -> Recurs:
         now_ms = self._clock.now_ms()
-        return Recurs(now_ms, now_ms + LEAD_MS, self._restored_ms)
+        served = self._owned.owned & ~self._owned.leaving
+        return Recurs(now_ms, now_ms + LEAD_MS, self._restored_ms, served, self._unserved)
 
     def restored(self, at_ms: int) -> None:
         """An operator lets this server go on though its directory was put back from an older copy: what recurred up to
@@ -146,9 +157,22 @@ class Carriers:
             stayed = told["sequence"].compress(told["answer"] != RescheduleAnswer.MOVED)
             if len(stayed):
                 self._aside.update(stayed.tolist())
-                self._take_up.after(DAMAGED_AGAIN_MS)
+                self._take_up.after(ASIDE_MS)
+                self._ask_for_slots()
             # Others may have fallen due meanwhile.
             self.come()
+
+    def _ask_for_slots(self) -> None:
+        """Ask meta about slots of schedules that came from another delay server."""
+        slots = np.array(sorted(self._unserved), np.uint16)
+        self._unserved.clear()
+        slots = slots.compress(~self._owned.leaving.take(slots))
+        if len(slots):
+            self._owned.admit(slots, self._heard_of_slots)
+
+    def _heard_of_slots(self, error: DelaydError | None) -> None:
+        if error is None:
+            self._try_again()
 
     def _try_again(self) -> None:
         self._aside.clear()

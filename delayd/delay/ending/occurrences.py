@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from delayd.batch.batch import PADS, Batch, parse
 from delayd.batch.columns import BatchKind, ColumnArray, ColumnId, ProducerPart
+from delayd.batch.content import Names, slots_of_names
 from delayd.batch.gather import Gathered, GatheredItems, compose_new, item_of
 from delayd.batch.labels import (
     OCCURRENCE_MS,
@@ -53,6 +54,7 @@ from delayd.errors import DelaydError, RecurringConflict, SlowDown
 from delayd.machine.executor import Executor
 from delayd.recurrence.deciding import SkippedRun, SkipReason, decide
 from delayd.recurrence.recurrence import Recurrence
+from delayd.wire.meta import SlotSet
 from delayd.wire.recurring import RUNS_KEPT, RecurringRecord, RecurringRequest, RecurringSpec, RecurringWish
 
 log = logging.getLogger(__name__)
@@ -90,14 +92,26 @@ class Recurs:
         now_ms: the judged instant.
         until_ms: what recurs up to this instant is decided.
         lost_until_ms: what recurs up to this instant may have been sent by a life that this directory does not know.
+        served: the slots of keys that this server serves; None: the caller has looked.
+        unserved: slots of schedules that were left alone because this server does not serve them.
     """
 
     now_ms: int
     until_ms: int
     lost_until_ms: int = 0
+    served: SlotSet | None = None
+    unserved: set[int] = field(default_factory=set)
 
-    def __call__(self, name: bytes, record: RecurringRecord) -> DecidedNow:
+    def __call__(self, name: bytes, record: RecurringRecord) -> DecidedNow | None:
         """See `Change`."""
+        if self.served is not None and not self.served[slot := _slot_of(name)]:
+            # Another server decides about it, now or soon (rule I4).
+            self.unserved.add(slot)
+            return None
+        return self.decided(record)
+
+    def decided(self, record: RecurringRecord) -> DecidedNow:
+        """What has come due of a schedule."""
         spec, skips = record.spec, list[SkippedRun]()
         skipped = Counter(record.skipped)
         if self.lost_until_ms > record.decided_ms and (lost := _lost(spec.recurrence, record.decided_ms, self)):
@@ -120,6 +134,10 @@ class Recurs:
             skipped=dict(skipped),
         )
         return DecidedNow(record, sent, skips)
+
+
+def _slot_of(name: bytes) -> int:
+    return int(slots_of_names(Names.of_lists([RECURRING], [name]))[0])
 
 
 def _lost(recurrence: Recurrence, decided_ms: int, recurs: Recurs) -> SkippedRun | None:
@@ -163,7 +181,7 @@ class Asks:
         if self.is_done:
             return None
         check_version(request, record)
-        decided = self._recurs(name, record)
+        decided = self._recurs.decided(record)
         record = decided.record
         if record.decided_ms < now_ms:
             raise SlowDown(f"occurrences that {name.decode()!r} missed are being sent at this moment; ask again")
