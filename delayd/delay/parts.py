@@ -274,10 +274,10 @@ class Asked:
                 sources=logs.sources,
                 keys=logs.keys,
                 producers=logs.producers,
-                random_id=around.random_id,
             ),
             around.ask_slots,
         )
+        self.endings.carriers.draw = around.random_id
         self.endings.carriers.due = handoff.dispatcher.recurring
         handoff.dispatcher.on_recurring = self.endings.carriers.come
         handoff.targets.on_restored = self.endings.carriers.restored

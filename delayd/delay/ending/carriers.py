@@ -89,7 +89,6 @@ class Carriers:
         owned: OwnedSlots,
         requests: MessageRequests,
         by_key: AskByKey,
-        random_id: int,
     ) -> None:
         self._owned = owned
         self._clock = site.clock
@@ -97,7 +96,8 @@ class Carriers:
         self._intake = intake
         self._requests = requests
         self._ask_by_key = by_key
-        self._producer_id = random_id >> 1 | 1
+        self.draw: Callable[[], int] = lambda: 0  # A random number of 64 bits.
+        self._producer_id = 0  # Of this life's batches with new carriers, once there is one.
         self._sends = 0  # Batches with new carriers.
         self._worker = site.worker
         self._running = False  # Whether a decision is under way, or about to begin.
@@ -239,6 +239,7 @@ class Carriers:
     def _make(self, request: RecurringRequest, reply: Reply[RecurringRecord], tries: int) -> None:
         now_ms = self._clock.now_ms()
         record = first_record(request, now_ms)
+        self._producer_id = self._producer_id or self.draw() >> 1 | 1
         self._sends += 1
         part = ProducerPart(self._producer_id, self._sends, self._sends)
         batch = batch_of_rows([carrier_of(request.name, record, now_ms)], part)

@@ -53,7 +53,6 @@ class Books:
     sources: Sources
     keys: KeyIndex
     producers: Producers
-    random_id: Callable[[], int]
 
 
 class Endings:
@@ -69,10 +68,7 @@ class Endings:
         self._keyed_requests = KeyedRequests(worker, self.taken_names, self.owned_slots, self.requests)
         self.keyed_sends = KeyedSends(site, self.taken_names, self.owned_slots, ledger, intake)
         self._finder = Finder(site, ledger, books.sources, lambda: intake.durable_sequence)
-        self.carriers = Carriers(
-            *(site, books.fence, intake, self.owned_slots, self.requests),
-            *(self._keyed_requests.ask, books.random_id()),
-        )
+        self.carriers = Carriers(site, books.fence, intake, self.owned_slots, self.requests, self._keyed_requests.ask)
         self.drain = Drain(site, ledger, books.sources, self._finder, self.requests)
         intake.keyed = self.keyed_sends
         intake.decider = Deciding(self.keyed_sends, self.requests)
