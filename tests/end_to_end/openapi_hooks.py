@@ -1,58 +1,50 @@
 """What schemathesis is told about a gateway beside its document: pulls wait for milliseconds, subjects are few, so that
 requests meet, and every other message that is sent says one instant, so that servers take it.
+
+Only requests that are as the document says are changed: the others have to be refused.
 """
 
 import zlib
 from collections.abc import MutableMapping
+from typing import Any
 
 import schemathesis
+from schemathesis import GenerationMode
 
 WAIT_MS = 20
-WAIT_MS_MAX = 30_000  # More is no pull.
 SUBJECTS = ("a", "a/b", "%c")
-INSTANTS = ("delay", "delay_ms", "deliver_at", "deliver_at_ms")
-SEND = "send"
+TAKEN_OUT = (
+    *("delay", "deliver_at", "deliver_at_ms", "ttl_ms", "expires_at", "spread_ms"),
+    *("key", "tags", "ordering_key", "flow", "timeout", "headers"),
+)
 
 
 @schemathesis.hook
-def map_body(context: schemathesis.HookContext, body: object) -> object:
-    """Let no pull wait for long, and make some messages ones that are taken."""
-    # One that is out of bounds stays: it has to be refused.
-    if isinstance(body, dict) and isinstance(body.get("wait_ms"), int) and WAIT_MS < body["wait_ms"] <= WAIT_MS_MAX:
+def map_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) -> schemathesis.Case[Any]:
+    """Let no pull wait for long, have subjects meet, and make some messages ones that are taken."""
+    if case.meta is None or case.meta.generation.mode is not GenerationMode.POSITIVE:
+        return case
+    if "subject" in case.path_parameters:
+        case.path_parameters["subject"] = SUBJECTS[_number(case.path_parameters) % len(SUBJECTS)]
+    body = case.body
+    if isinstance(body, dict) and isinstance(body.get("wait_ms"), int):
         body["wait_ms"] = WAIT_MS
-    for each in body if isinstance(body, list) else (body,):
-        if isinstance(each, dict) and ("body" in each or "body_base64" in each) and _is_chosen(each):
-            _take(each)
-            each.update(body="x", body_base64=None)
-    return body
+    if case.operation.definition.raw["operationId"] == "send":
+        for each in body if isinstance(body, list) else (body,):
+            if isinstance(each, dict) and _number(each) % 2:
+                _take(each)
+                each.update(body="x", body_base64=None)
+        if not isinstance(body, dict | list) and _number(case.query) % 2:
+            _take(case.query)
+    return case
 
 
-@schemathesis.hook
-def map_query(context: schemathesis.HookContext, query: object) -> object:
-    """The same for options in a query."""
-    operation = context.operation
-    is_send = operation is not None and operation.definition.raw["operationId"] == SEND
-    if is_send and isinstance(query, dict) and _is_chosen(query):
-        _take(query)
-    return query
+def _number(said: MutableMapping[str, Any]) -> int:
+    return zlib.crc32(repr(sorted(said.items())).encode(errors="replace"))
 
 
-@schemathesis.hook
-def map_path_parameters(context: schemathesis.HookContext, path_parameters: object) -> object:
-    """Take one of few subjects in place of short ones."""
-    if isinstance(path_parameters, dict):
-        subject = path_parameters.get("subject")
-        if isinstance(subject, str) and len(subject) < 8:
-            path_parameters["subject"] = SUBJECTS[zlib.crc32(subject.encode(errors="replace")) % len(SUBJECTS)]
-    return path_parameters
-
-
-def _is_chosen(said: MutableMapping[str, object]) -> bool:
-    return zlib.crc32(repr(sorted(said.items())).encode(errors="replace")) % 2 == 0
-
-
-def _take(said: MutableMapping[str, object]) -> None:
-    """Leave one instant, soon or late, and what goes with it."""
-    for name in (*INSTANTS, "ttl_ms", "expires_at", "spread_ms"):
+def _take(said: MutableMapping[str, Any]) -> None:
+    """Leave one instant, soon or late, and nothing that a server may refuse."""
+    for name in TAKEN_OUT:
         said.pop(name, None)
-    said["delay_ms"] = zlib.crc32(repr(said).encode(errors="replace")) % 2 * 3_600_000
+    said["delay_ms"] = _number(said) % 2 * 3_600_000
