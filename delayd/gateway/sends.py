@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from delayd.batch.labels import traceparent, traceparent_of
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
@@ -60,7 +61,12 @@ class Lines(Response):
 
 
 async def send(producer: AsyncProducer, subject: str, request: Request, until_stop: Receive) -> Response:
-    """Answer a POST of messages. ``until_stop`` receives what is sent, until the gateway stops."""
+    """Answer a POST of messages. ``until_stop`` receives what is sent, until the gateway stops.
+
+    Messages without a trace of their own get that of the request, as those that a handler sends get its message's.
+    """
+    if trace := traceparent_of(request.headers):
+        traceparent.set(trace)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in (JSON, NDJSON):
         queried(request)

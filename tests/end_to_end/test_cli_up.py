@@ -1,5 +1,6 @@
 """The supervisor, with fakes in the place of servers: what starts, what is started again, and how all of it ends."""
 
+import http.client
 import json
 import os
 import signal
@@ -117,6 +118,16 @@ def test_ports_follow_that_of_meta(tmp_path: Path, four_ports: int) -> None:
     with up(tmp_path, "--port", str(four_ports), fakes=True) as running:
         running.until_ready()
         assert [running.ready(role)[0].endpoint.port for role in _ROLES] == [four_ports + index for index in range(3)]
+
+
+def test_servers_are_measured_at_neighbouring_ports_when_the_user_says_so(tmp_path: Path, four_ports: int) -> None:
+    with up(tmp_path, "--port", "0", "--admin-port", str(four_ports)) as running:
+        running.until_ready()
+        for number, role in enumerate(("meta", "delay", "realtime")):
+            line = http.client.HTTPConnection("127.0.0.1", four_ports + number, timeout=DEADLINE_S)
+            line.request("GET", "/metrics")
+            assert f'delayd_start_time_seconds{{role="{role}"'.encode() in line.getresponse().read()
+            line.close()
 
 
 def test_http_is_served_at_the_fourth_port_and_a_gateway_that_is_killed_comes_back(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -400,6 +400,27 @@ def test_who_hangs_up_in_a_request_is_no_fault_of_the_gateway_and_whole_lines_ar
     deadline = time.monotonic() + LIMIT_S
     while cluster.gateway.ask("GET", "/v1/subjects/cut/messages").lines[-1]["pending"] != 1:
         assert time.monotonic() < deadline
+
+
+def test_the_trace_of_a_request_goes_with_its_messages_and_with_no_other(cluster: Cluster) -> None:
+    traces = [f"00-{number:032x}-b7ad6b7169203331-01" for number in (1, 2, 3)]
+    lines = b'{"body":"2","delay_ms":0}\n{"body":"own","delay_ms":0,"headers":{"traceparent":"mine"}}'
+    path = "/v1/subjects/traced/messages"
+    ask = cluster.gateway.ask
+    assert ask("POST", f"{path}?delay_ms=0", b"1", {"traceparent": traces[0]}).status == 201
+    assert ask("POST", path, lines, {**LINES, "traceparent": traces[1]}).status == 200
+    assert ask("POST", path, {"body": "3", "delay_ms": 0}, {"traceparent": traces[2]}).status == 201
+    assert ask("POST", f"{path}?delay_ms=0", b"none").status == 201
+    assert ask("POST", f"{path}?delay_ms=0", b"bad", {"traceparent": "yes"}).status == 201
+    found: dict[str, object] = {}
+    deadline = time.monotonic() + LIMIT_S
+    while len(found) < 6:
+        assert time.monotonic() < deadline
+        wish: Json = {"max_messages": 10, "wait_ms": 1_000}
+        pulled: Any = ask("POST", "/v1/subjects/traced/groups/g/pull", wish).json["messages"]
+        found |= {each["body"]: each.get("headers", {}).get("traceparent") for each in pulled}
+    own = {"1": traces[0], "2": traces[1], "own": "mine", "3": traces[2]}
+    assert found == {**own, "none": None, "bad": None}
 
 
 def test_metrics_name_each_server_and_group_and_say_who_is_away(tmp_path: Path) -> None:
