@@ -39,7 +39,7 @@ class Part(NamedTuple):
     rows: int
     attempt: int
     batch: Buffer
-    due: bytes = b""  # When each message was due, i64 each.
+    due: memoryview = memoryview(b"")  # When each message was due, i64 each.
     passed: str = ""  # Why they go to nobody, as the counters call it; their batch is empty.
 
 
@@ -153,7 +153,7 @@ class Parts:
                         return
                     rows = max(1, fitting)
                     buffer = batch.buffer if rows == batch.count else _cut_out(batch, run.row, rows, group.subject.name)
-                due = batch.due_bytes(run.row, rows)
+                due = batch.due_column(run.row, rows)
                 parts.append(Part(first, rows, offer.attempt, buffer, due))
                 first, left, messages = first + rows, left - rows, messages - rows
                 size_bytes -= len(buffer)

@@ -364,7 +364,7 @@ class Core:
         for landed in commit.landed:
             frame = landed.frame
             for batch in frame.batches:
-                self.durable.late(batch.due_bytes(0, batch.count), now_ms)
+                self.durable.late(batch.due_column(0, batch.count), now_ms)
             rows = [[part.batch_id, offset] for part, offset in zip(frame.parts, landed.offsets, strict=True)]
             self.counters["frames"] += 1
             self.counters["batches"] += len(rows)

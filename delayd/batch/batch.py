@@ -101,10 +101,10 @@ class Batch:
         """View a column of i64."""
         return np.frombuffer(self.buffer, np.int64, self.count, self.offsets[column])
 
-    def due_bytes(self, row: int, rows: int) -> bytes:
-        """Copy the due instants of neighbouring rows, i64 each: an array would cost more to make and to keep."""
+    def due_column(self, row: int, rows: int) -> memoryview:
+        """View the due instants of neighbouring rows, i64 each: an array would cost more to make."""
         begin = self.offsets[ColumnId.DELIVER_AT_MS] + 8 * row
-        return bytes(self.buffer[begin : begin + 8 * rows])
+        return memoryview(self.buffer)[begin : begin + 8 * rows]
 
     def uint64s(self, column: int) -> NDArray[np.uint64]:
         """View a column of u64."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from delayd.machine.histogram import BUCKETS, count_values, quantile_of
+from delayd.machine.histogram import BUCKETS, LOWER_BOUNDS, Histogram, count_values, quantile_of
 from delayd.reading.findings import HourSummary, sum_up
 
 
@@ -17,6 +17,18 @@ def test_a_quantile_is_within_half_a_step_of_the_exact_one(quantile: float) -> N
 def test_what_is_out_of_range_is_counted_at_the_ends() -> None:
     counts = count_values(np.array([-5, 1 << 60]))
     assert (counts[0], counts[BUCKETS - 1], counts.sum()) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("values", [[7] * 9, [0, 22], [-3, -1], [-4, 70_000], [65_535], [65_536, 3], [1 << 40, 40, 5]])
+def test_each_way_to_count_finds_the_same(values: list[int]) -> None:
+    steps = [max(int(np.searchsorted(LOWER_BOUNDS, value, side="right")) - 1, 0) for value in values]
+    assert count_values(np.array(values)).tolist() == np.bincount(steps, minlength=BUCKETS).tolist()
+    noted = Histogram()
+    for repeated in (1, 1_000):  # A small column, and one that is counted at once.
+        noted.late((100 - np.repeat(values, repeated)).astype(np.int64).tobytes(), 100)
+    counts, total = noted.counted()
+    assert counts.tolist() == (1_001 * np.bincount(steps, minlength=BUCKETS)).tolist()
+    assert total == 1_001 * sum(max(value, 0) for value in values)
 
 
 def test_a_sum_over_hours_adds_counts_and_keeps_the_latest() -> None:

@@ -50,8 +50,8 @@ def test_a_histogram_keeps_little_of_what_is_noted_and_loses_nothing() -> None:
         noted.add(number)
         noted.late(np.array([7, 9], np.int64).tobytes(), 8)  # One of them is early by the clock of another server.
         assert len(noted._values) < NOTED_MAX and len(noted._ats) < NOTED_MAX
-    noted.late(np.zeros(1 << 20, np.int64).tobytes(), 3)
-    assert not noted._columns, "a large column is counted at once"
+    noted.late(np.zeros(1 << 20, np.int64).tobytes(), 3)  # All of one step, so they are counted as one number.
+    assert max(map(len, noted._columns)) < 1_000, "a large column is counted at once"
     counts, total = noted.counted()
     assert counts.sum() == 30 * NOTED_MAX + (1 << 20)
     assert total == sum(range(10 * NOTED_MAX)) + 10 * NOTED_MAX + 3 * (1 << 20)
