@@ -50,6 +50,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
                 "s", HOSTILE.encode(), delay=timedelta(hours=1), key=HOSTILE, headers={"h": HOSTILE}
             )
             producer.send_batch("s", [b"x"] * 120, delay=timedelta(hours=2), tags=[["a tag"]] * 120)
+            producer.recurring("report", "s", b"{}", cron="0 9 * * 1-5", timezone="Europe/Berlin")
             producer.send("s", b"dead", delay=timedelta(0))
             for message in consumer.pull(1, wait=timedelta(seconds=20)):
                 message.reject("broken", error=HOSTILE)
@@ -65,7 +66,13 @@ def paths(shown: Shown) -> list[str]:
         *("/", "/subjects", "/subjects/s", "/subjects/s/pending", "/groups", "/subjects/s/groups/g", "/quotas"),
         *("/subjects/s/groups/g/dead", "/subjects/s/groups/g/dead/redrive", "/subjects/s/groups/g/pause", "/servers"),
         *(message, f"{message}/cancel", f"{message}/move", f"{message}/edit", "/push", "/push/hook", "/quotas/s"),
-        *("/subjects/s/cancel?tag=a+tag", "/subjects/s/find"),
+        *(
+            "/subjects/s/cancel?tag=a+tag",
+            "/subjects/s/find",
+            "/schedules",
+            "/schedules/report",
+            "/schedules/report/pause",
+        ),
     ]
 
 

@@ -160,7 +160,7 @@ class ClusterPages:
             ("pending now", "n"),
             ("fullest second", "n"),
             ("bytes now", "n"),
-            ("", "t"),
+            ("its limits", "t"),
         )
         more = [f"{len(listed) - PAGE:,} more are not shown: say how their names begin."] if len(listed) > PAGE else []
         return self._desk.drawing.page(

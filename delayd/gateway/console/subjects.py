@@ -32,7 +32,7 @@ SUBJECT_COLUMNS = (
     ("groups", "n"),
     ("unreadable", "n"),
     ("oldest kept", "t"),
-    ("", "t"),
+    ("still to come", "t"),
 )
 
 
