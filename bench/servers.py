@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +35,8 @@ class Servers:
 
     def start(self, role: str) -> None:
         """Start a server, again if the one before was killed, and wait until it is ready."""
-        words = [role, "--data", str(self.data), "--port", "0", *self.options.get(role, [])]
+        further = FURTHER.get()
+        words = [role, "--data", str(self.data), "--port", "0", *self.options.get(role, []), *further[0]]
         if self.meta:
             words += ["--meta", self.meta]
         with (self.data / f"{role}.err").open("a") as errors:
@@ -78,6 +80,12 @@ class Servers:
             await connection.closed
 
 
+# Options of all servers that a benchmark starts, and what is done when they serve; `bench.secured` has some.
+FURTHER: ContextVar[tuple[Sequence[str], Callable[[Servers], None]]] = ContextVar(
+    "further", default=((), lambda running: None)
+)
+
+
 @contextlib.contextmanager
 def servers(*roles: str, delay: tuple[str, ...] = ()) -> Iterator[Servers]:
     """Start meta and the given roles as processes, each on a free port; ``delay`` are options of the delay server."""
@@ -85,6 +93,7 @@ def servers(*roles: str, delay: tuple[str, ...] = ()) -> Iterator[Servers]:
         running = Servers(Path(folder), stack, {"delay": list(delay)}, _with_bytecode())
         for role in ("meta", *roles):
             running.start(role)
+        FURTHER.get()[1](running)
         yield running
 
 

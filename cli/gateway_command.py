@@ -4,8 +4,9 @@ import os
 
 import click
 
-from delayd.address import PORT_MAX
+from delayd.address import PORT_MAX, Tls
 from delayd.config import GATEWAY_PORT
+from delayd.errors import BadSetting
 from delayd.secret import SECRET_FILE
 
 from .main import Programs
@@ -41,6 +42,9 @@ _insecure = click.option(
 @_port
 @_names
 @_insecure
+@click.option("--tls-cert", metavar="FILE", help="Certificate for HTTPS, in PEM.  [default: no TLS]")
+@click.option("--tls-key", metavar="FILE", help="Its key in PEM, mode 600.  [default: no TLS]")
+@click.option("--require-token", is_flag=True, help="Serve nobody without a token, also while there is none.")
 @secret_option
 @secret_data_option
 @click.option(
@@ -57,6 +61,9 @@ def gateway(
     port: int,
     names: tuple[str, ...],
     insecure: bool,
+    tls_cert: str | None,
+    tls_key: str | None,
+    require_token: bool,
     secret_file: str | None,
     data: str,
     allow_private: bool,
@@ -69,13 +76,16 @@ def gateway(
 
     To try it: curl -d hello 'http://127.0.0.1:7403/v1/subjects/world/messages?delay=5s'
 
-    With the cluster's secret it also serves push targets: `delayd push`.
+    With the cluster's secret it also serves push targets (`delayd push`), and asks its callers for a token where
+    servers ask for one: -H 'Authorization: Bearer dlyd_...'.
 
     `delayd up` runs one, too. The command needs a web server: pip install 'delayd[gateway]'.
 
     $ delayd gateway
     $ delayd gateway --meta 10.0.0.5:7400 --port 8080
     """
+    if (tls_cert is None) != (tls_key is None):
+        raise BadSetting("a certificate and its key go together: give --tls-cert and --tls-key", setting="tls_cert")
     # The default place need not be there: a gateway without the secret serves all but push targets.
     has_secret = secret_file or os.path.exists(os.path.join(data, SECRET_FILE))
     secret = secret_of(secret_file, data) if has_secret else None
@@ -85,6 +95,8 @@ def gateway(
         port,
         names,
         insecure=insecure,
+        require_token=require_token,
+        tls=None if tls_cert is None or tls_key is None else Tls("", tls_cert, tls_key),
         secret=secret,
         allow_private=allow_private,
         exit_with_stdin=exit_with_stdin,

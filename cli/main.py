@@ -34,6 +34,7 @@ from delayd.errors import (
 from .shared_options import examples
 
 if TYPE_CHECKING:
+    from delayd.address import Tls
     from delayd.reading.books import AuditReport
     from delayd.reading.proved import ProvedHours
     from delayd.secret import Secret
@@ -101,6 +102,8 @@ class RunGateway(Protocol):
         names: Sequence[str],
         *,
         insecure: bool,
+        require_token: bool = False,
+        tls: "Tls | None" = None,
         secret: "Secret | None" = None,
         allow_private: bool = False,
         exit_with_stdin: bool = False,

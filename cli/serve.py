@@ -285,6 +285,8 @@ class Supervisor:
             ca = self._plan.tls.tls_ca
             address = self._meta_address() + ("" if ca is None else f"?ca={ca}")
             command += ["--meta", address, "--data", self._plan.secret_folder]
+            if self._plan.tls.tls_cert is not None and self._plan.tls.tls_key is not None:
+                command += ["--tls-cert", self._plan.tls.tls_cert, "--tls-key", self._plan.tls.tls_key]
         elif role != FIRST and meta is not None:
             command += self._plan.registering
             command += ["--meta", str(from_here(meta.endpoint))]

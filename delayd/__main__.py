@@ -31,6 +31,7 @@ from delayd.programs import ProgramNotFound, find
 if TYPE_CHECKING:
     from cli.listing import Cell
     from cli.main import Programs, RunDev, RunGateway, ServerConfig, SparkAudit, SparkJob
+    from delayd.address import Tls
     from delayd.reading.books import AuditReport
     from delayd.reading.proved import ProvedHours
     from delayd.secret import Secret
@@ -94,6 +95,8 @@ def _run_gateway(
     names: Sequence[str],
     *,
     insecure: bool,
+    require_token: bool = False,
+    tls: "Tls | None" = None,
     secret: "Secret | None" = None,
     allow_private: bool = False,
     exit_with_stdin: bool = False,
@@ -106,6 +109,8 @@ def _run_gateway(
         port,
         names,
         insecure=insecure,
+        require_token=require_token,
+        tls=tls,
         secret=secret,
         allow_private=allow_private,
         exit_with_stdin=exit_with_stdin,

@@ -298,9 +298,8 @@ class MetaService:
     def _tokens(self, connection: Connection, frame: Frame) -> None:
         page = self._core.tokens(need_str(frame.head, "after"))
         listed: list[HeadValue] = [record.to_head() for record in page.tokens]
-        connection.answer(
-            frame.request_id, self._told({"revision": page.revision, "tokens": listed, "more": page.more})
-        )
+        own: Head = {"revision": page.revision, "tokens": listed, "more": page.more}
+        connection.answer(frame.request_id, self._told({**own, "required": self._core.book.required}))
 
     def _push_targets(self, connection: Connection, frame: Frame) -> None:
         head = frame.head

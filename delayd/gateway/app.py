@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from delayd.client.asking import ask
@@ -29,6 +29,7 @@ from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.errors import DelaydError
 from delayd.gateway import messages, sends
 from delayd.gateway.admin import AdminRoutes
+from delayd.gateway.callers import Callers
 from delayd.gateway.clock import MovableClock
 from delayd.gateway.console.console import Console
 from delayd.gateway.groups import Groups
@@ -81,10 +82,12 @@ class Gateway:
         meta: str,
         names: Sequence[str],
         push: Push,
+        callers: Callers,
         clock: MovableClock | None = None,
         secret: Secret | None = None,
     ) -> None:
         self.clock = clock
+        self.callers = callers
         self.answered: Counter[tuple[str, int]] = Counter()
         # Names under which this gateway is asked; an address is always one.
         self.hosts = frozenset({"localhost", *map(str.lower, names)})
@@ -123,10 +126,12 @@ class Gateway:
             self._push.start()
             await self.admin.start()
             self.console.start(producer, self.admin.asked)
+            self.callers.start()
             try:
                 yield
             finally:
-                await asyncio.gather(self._groups.close(), self._push.close(), self.admin.close())
+                parts = self._groups.close(), self._push.close(), self.admin.close(), self.callers.close()
+                await asyncio.gather(*parts)
 
     @property
     def producer(self) -> AsyncProducer:
@@ -212,6 +217,10 @@ class Gateway:
 def app_of(gateway: Gateway) -> ASGIApp:
     """The whole app."""
     routes = [*_routes(operations_of(gateway)), *gateway.console.routes()]
+    for each in routes:
+        # Files of the console are no secret; each page and each path of the API is a route.
+        if isinstance(each, Route):
+            each.app = request_response(gateway.callers.checked(each.path, each.endpoint))
     faults = {
         HTTPException: _no_route,
         ClientDisconnect: _gone,

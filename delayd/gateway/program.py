@@ -20,13 +20,17 @@ from types import FrameType
 import uvicorn
 import uvloop
 
-from delayd.address import Endpoint
+from delayd.address import Endpoint, Tls
+from delayd.client.asking import ask
 from delayd.errors import BadSetting
 from delayd.gateway.app import Gateway, app_of
+from delayd.gateway.callers import Callers
 from delayd.gateway.connection import HttpConnection, Lobby, look_after
 from delayd.gateway.push import Push
 from delayd.net.budget import connections_max, raise_file_limit
 from delayd.net.program import configure_logging
+from delayd.net.timer import Ticks
+from delayd.net.tls import TlsGate
 from delayd.secret import Secret
 
 log = logging.getLogger(__name__)
@@ -35,6 +39,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_S = 3  # Requests that are under way may end.
 STDIN = 0
 DAY_S = 86_400  # uvicorn would end idle connections later than `HttpConnection.look` does.
+LOOK_S = 1.0  # How often a new certificate is looked for.
 
 
 def run(
@@ -44,6 +49,8 @@ def run(
     names: Sequence[str],
     *,
     insecure: bool,
+    require_token: bool = False,
+    tls: Tls | None = None,
     secret: Secret | None = None,
     allow_private: bool = False,
     exit_with_stdin: bool = False,
@@ -55,10 +62,16 @@ def run(
     Raises:
         BadSetting: the address can't be used, or others could reach it and nobody has said that they may.
     """
-    check_host(host, insecure=insecure)
+    if require_token and secret is None:
+        raise BadSetting("require_token: only with the cluster's secret a gateway knows tokens; give --secret-file")
+    check_host(host, insecure=insecure or require_token)
     configure_logging()
-    push = Push(meta, secret, allow_private=allow_private)
-    return serve(Gateway(meta, names, push, secret=secret), "gateway", host, port, exit_with_stdin=exit_with_stdin)
+    # Whoever proves the secret may do everything, so its callers are asked for tokens wherever servers ask for them.
+    meta = ask.as_operator(meta, secret)
+    push, callers = Push(meta, secret, allow_private=allow_private), Callers(meta, secret, required=require_token)
+    gate = None if tls is None else TlsGate(tls)
+    gateway = Gateway(meta, names, push, callers, secret=secret)
+    return serve(gateway, "gateway", host, port, gate, exit_with_stdin=exit_with_stdin)
 
 
 def check_host(host: str, *, insecure: bool) -> None:
@@ -68,9 +81,11 @@ def check_host(host: str, *, insecure: bool) -> None:
         raise BadSetting(f"{what}; give an address of this machine only, or --insecure", setting="host")
 
 
-def serve(gateway: Gateway, role: str, host: str, port: int, *, exit_with_stdin: bool = False) -> int:
+def serve(
+    gateway: Gateway, role: str, host: str, port: int, gate: TlsGate | None = None, *, exit_with_stdin: bool = False
+) -> int:
     """Serve until a signal comes, or stdin closes if that is asked for; returns the exit code. ``role`` is what the
-    ready line says.
+    ready line says; ``gate`` has the certificate for HTTPS.
 
     Raises:
         BadSetting: the address can't be used.
@@ -92,7 +107,19 @@ def serve(gateway: Gateway, role: str, host: str, port: int, *, exit_with_stdin:
     )
 
     server = _Server(config, listening, gateway, role, exit_with_stdin=exit_with_stdin)
-    uvloop.run(server.serve([listening]))
+    if gate is not None:
+        config.load()
+        config.ssl = gate.context()
+
+    async def main() -> None:
+        looks = None if gate is None else Ticks(asyncio.get_running_loop(), LOOK_S, gate.look)
+        try:
+            await server.serve([listening])
+        finally:
+            if looks is not None:
+                looks.close()
+
+    uvloop.run(main())
     return 0
 
 

@@ -382,6 +382,16 @@ class TlsGate:
         else:
             log.info("tls_changed path=%s", self._tls.cert)
 
+    def context(self) -> ssl.SSLContext:
+        """For a server that makes its own connections: each gets the certificate that the files have then."""
+        own = _identity(self._tls).context
+
+        def chosen(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
+            connection.context = self._identity.context
+
+        own.sni_callback = chosen  # It is called for clients that name no server, too.
+        return own
+
     def close(self) -> None:
         """End the connections whose handshake is under way."""
         for end in list(self._opening):

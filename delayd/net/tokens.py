@@ -105,6 +105,10 @@ class Pass:
         """The token's."""
         return self.meter.record.name
 
+    def allows(self, right: Right, subject: str) -> bool:
+        """Whether it has a right for a subject; "" stands for any one, and ``>`` for all there are."""
+        return any(_gives(grant, subject) for grant in self._grants if grant.right is right)
+
     def check(self, frame: Frame) -> None:
         """Look at a request.
 
@@ -210,13 +214,12 @@ class TokenBook:
         """
         if not self.is_closed:
             return None
-        digest = digest_of(token)
-        meter = self._by_digest.get(digest)
-        if meter is None or not self._is_valid(meter, digest):
+        try:
+            entry = self.pass_of(token)
+        except BadToken:
             limited.warning("token_refused", "token_refused peer=%s", connection.peer)
-            raise BadToken(
-                "this token is not valid here: it is another cluster's, was revoked, or is over; get a new one"
-            )
+            raise
+        meter = entry.meter
         record = meter.record
         self.leave(connection)
         if record.connections and meter.connections >= record.connections:
@@ -226,8 +229,17 @@ class TokenBook:
             )
         meter.connections += 1
         meter.used = True
-        connection.entry = Pass(meter, digest)
-        return connection.entry
+        connection.entry = entry
+        return entry
+
+    def pass_of(self, token: str) -> Pass:
+        """What a token lets its holder do. Raises BadToken when it is not known, was revoked, or is over."""
+        digest = digest_of(token)
+        meter = self._by_digest.get(digest)
+        if meter is None or not self.is_valid(meter, digest):
+            raise BadToken("this token is not valid here: it is another cluster's, was revoked, or is over")
+        meter.used = True
+        return Pass(meter, digest)
 
     def leave(self, connection: Entered) -> None:
         """The connection has ended, or gets another pass."""
@@ -239,7 +251,7 @@ class TokenBook:
         """End the connections whose token was revoked, changed, or is over."""
         for connection in list(connections):
             entry = connection.entry
-            if entry is not None and not self._is_valid(entry.meter, entry.digest):
+            if entry is not None and not self.is_valid(entry.meter, entry.digest):
                 connection.refuse(BadToken(f"the token {entry.name} was revoked or changed, or is over"))
 
     def take(self, page: TokenPage) -> None:
@@ -269,7 +281,8 @@ class TokenBook:
             return known
         return Meter(record)
 
-    def _is_valid(self, meter: Meter, digest: bytes) -> bool:
+    def is_valid(self, meter: Meter, digest: bytes) -> bool:
+        """Whether a text of this token still lets in."""
         record, now = meter.record, self._wall_ms()
         if self._meters.get(record.name) is not meter or (record.expires_ms and record.expires_ms <= now):
             return False

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from delayd.client.instants import utc
 from delayd.gateway.app import Gateway
+from delayd.gateway.callers import Callers
 from delayd.gateway.program import check_host, serve
 from delayd.gateway.push import Push
 from delayd.net.program import configure_logging
@@ -32,4 +33,5 @@ def run(host: str, port: int, names: Sequence[str], *, insecure: bool, start_ms:
     start = None if start_ms is None else utc(start_ms)
     with InMemoryBroker(start=start, tick=not stands) as broker:
         push = Push(broker.address, broker.secret, allow_private=True)  # Receivers of a test are on this machine.
-        return serve(Gateway(broker.address, names, push, broker.clock, broker.secret), "dev", host, port)
+        callers = Callers(broker.address, None, required=False)
+        return serve(Gateway(broker.address, names, push, callers, broker.clock, broker.secret), "dev", host, port)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import ssl
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 import delayd
 from delayd.errors import ServerUnavailable
 from tests.certificates import DAY, Authority
+from tests.end_to_end.gateways import gateway_of
 from tests.end_to_end.up_process import Up, up
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -55,9 +59,11 @@ def test_clients_send_and_consume_over_tls(servers: Up, authority: Authority) ->
         admin.pause("orders", "billing")
 
 
-def test_the_gateway_of_the_servers_asks_them_over_tls(servers: Up) -> None:
+def test_the_gateway_of_the_servers_asks_them_over_tls(servers: Up, authority: Authority) -> None:
     (gateway,) = servers.ready("gateway")
-    with urllib.request.urlopen(f"http://{gateway.endpoint}/v1/subjects/s/messages?delay=1h", b"x", DEADLINE_S) as sent:
+    url = f"https://{gateway.endpoint}/v1/subjects/s/messages?delay=1h"
+    trusting = ssl.create_default_context(cafile=authority.ca)
+    with urllib.request.urlopen(url, b"x", DEADLINE_S, context=trusting) as sent:
         assert sent.status == 201
 
 
@@ -93,3 +99,28 @@ def test_servers_take_a_new_certificate_without_a_restart(servers: Up, authority
     servers.until(lambda: servers.errors.count("tls_changed") >= 3, "each server has taken it")
     with delayd.Producer(f"delayds://{servers.meta}?ca={authority.ca}") as producer:
         producer.send("orders", b"renewed", delay=SOON)
+
+
+def test_a_gateway_serves_https_and_takes_a_new_certificate_without_a_restart(
+    servers: Up, authority: Authority, tmp_path: Path
+) -> None:
+    own = authority.server("gateway")
+    options = ("--tls-cert", own.cert, "--tls-key", own.key)
+    trusting = ssl.create_default_context(cafile=authority.ca)
+
+    def shown(port: int) -> bytes:
+        line = http.client.HTTPSConnection("127.0.0.1", port, timeout=DEADLINE_S, context=trusting)
+        line.request("GET", "/readyz")
+        assert isinstance(line.sock, ssl.SSLSocket)
+        certificate = line.sock.getpeercert(binary_form=True)
+        assert line.getresponse().status == 200 and certificate
+        line.close()
+        return certificate
+
+    with gateway_of(f"delayds://{servers.meta}?ca={authority.ca}", tmp_path, *options) as gateway:
+        first = shown(gateway.port)
+        Path(own.cert).write_text("no certificate")
+        wait_until(lambda: "tls_unreadable" in gateway.log, "the broken one is refused")
+        assert shown(gateway.port) == first
+        authority.server("gateway")
+        wait_until(lambda: shown(gateway.port) != first, "the new one is shown")

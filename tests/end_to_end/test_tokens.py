@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 import delayd
 from delayd.errors import BadToken, DelaydError, KeyPending, NotAllowed
 from tests.certificates import DAY, Authority
+from tests.end_to_end.gateways import gateway_of
 from tests.end_to_end.up_process import Up, up
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -197,3 +199,29 @@ def test_a_token_is_not_sent_where_others_could_read_it(cluster: Cluster) -> Non
     ):
         producer.send("x", b"x", delay=SOON)
     assert text not in cluster.running.errors
+
+
+def test_a_gateway_asks_its_callers_for_the_same_tokens(cluster: Cluster, tmp_path: Path) -> None:
+    text = cluster.token("web", "send:orders.>", "consume:orders.eu")
+    with gateway_of(cluster.address, tmp_path, "--data", str(cluster.running.data)) as gateway:
+        path = "/v1/subjects/orders.eu/messages"
+        mine = f"Bearer {text}"
+
+        def status(method: str, path: str, body: bytes = b"", shown: str = "") -> int:
+            return gateway.ask(method, path, body, {"Authorization": shown} if shown else {}).status
+
+        assert status("POST", f"{path}?delay=10ms", b"x") == 401
+        assert status("POST", f"{path}?delay=10ms", b"x", shown="Bearer dlyd_none") == 401
+        assert status("POST", f"{path}?delay=10ms", b"x", shown=f"Basic {text}") == 401
+        assert status("POST", f"{path}?delay=10ms", b"x", shown=mine) == 201
+        assert status("POST", "/v1/subjects/mail/messages?delay=10ms", b"x", shown=mine) == 403
+        assert status("GET", path, shown=mine) == 403  # It may not inspect.
+        assert status("POST", "/v1/subjects/orders.eu/groups/g/pull", b"{}", shown=mine) == 200
+        assert status("POST", "/v1/subjects/orders.us/groups/g/pull", b"{}", shown=mine) == 403
+        assert status("GET", "/metrics", shown=mine) == 403
+        assert status("GET", "/v1/push", shown=mine) == 403
+        assert status("GET", "/healthz") == status("GET", "/readyz") == 200
+        cluster.operator("token", "revoke", "web", "--yes")
+        wait_until(
+            lambda: status("POST", f"{path}?delay=10ms", b"x", shown=mine) == 401, "the revoked token is refused"
+        )

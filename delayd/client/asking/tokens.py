@@ -10,9 +10,11 @@ import secrets
 from delayd.client.asking import ask
 from delayd.errors import BadArgument
 from delayd.net.connection import Connection
+from delayd.wire.heads import need_bool
 from delayd.wire.requests import RequestType
 from delayd.wire.tokens import (
     RANDOM_BYTES,
+    TokenPage,
     TokenRecord,
     check_record,
     digest_of,
@@ -23,13 +25,19 @@ from delayd.wire.tokens import (
 
 async def list_tokens(connection: Connection) -> list[TokenRecord]:
     """All tokens, by name."""
+    return (await token_page(connection))[0].tokens
+
+
+async def token_page(connection: Connection) -> tuple[TokenPage, bool]:
+    """All tokens with their revision, and whether servers ask for one also while there is none."""
     records: list[TokenRecord] = []
     while True:
         after = records[-1].name if records else ""
-        page = read_page(await ask.ask(connection, RequestType.TOKENS, {"after": after}))
+        answer = await ask.ask(connection, RequestType.TOKENS, {"after": after})
+        page = read_page(answer)
         records += page.tokens
         if not page.more or not page.tokens:
-            return records
+            return TokenPage(page.revision, records, more=False), need_bool(answer, "required")
 
 
 async def create_token(connection: Connection, record: TokenRecord) -> str:

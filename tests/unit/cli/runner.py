@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from cli import main as entry
 from cli.listing import Cell
 from cli.main import Programs, SparkAudit, SparkJob
+from delayd.address import Tls
 from delayd.reading.books import AuditReport
 from delayd.reading.proved import ProvedHours
 from delayd.secret import Secret
@@ -53,6 +54,8 @@ def _no_gateway(
     names: Sequence[str],
     *,
     insecure: bool,
+    require_token: bool = False,
+    tls: Tls | None = None,
     secret: Secret | None = None,
     allow_private: bool = False,
     exit_with_stdin: bool = False,

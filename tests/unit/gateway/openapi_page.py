@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from delayd.gateway.app import Gateway
+from delayd.gateway.callers import Callers
 from delayd.gateway.openapi import document
 from delayd.gateway.operations import operations_of
 from delayd.gateway.push import Push
@@ -16,7 +17,8 @@ NOWHERE = "127.0.0.1:1"  # Nobody is asked.
 
 def page() -> str:
     """The whole document, as it is checked in."""
-    gateway = Gateway(NOWHERE, (), Push(NOWHERE, None, allow_private=False))
+    push, callers = Push(NOWHERE, None, allow_private=False), Callers(NOWHERE, None, required=False)
+    gateway = Gateway(NOWHERE, (), push, callers)
     return json.dumps(document(operations_of(gateway)), indent=1) + "\n"
 
 

@@ -1,0 +1,158 @@
+"""Callers: who may ask a gateway for what, by the cluster's tokens (docs/security.md, Tokens).
+
+Invariant: while tokens are asked for, a route is served to no caller without one, and a route that is not in `RIGHTS`
+to those alone who may administer everything. A gateway with the cluster's secret proves it for all that it does, so
+nothing else stands between its callers and the servers; until it has heard which tokens there are, it serves nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from delayd.client.asking import ask
+from delayd.client.asking.tokens import token_page
+from delayd.errors import BadToken, DelaydError, NotAllowed, NotReady
+from delayd.gateway.problems import Refusal
+from delayd.gateway.sends import part
+from delayd.net.tokens import Pass, TokenBook
+from delayd.secret import Secret
+from delayd.wire.tokens import Right
+
+log = logging.getLogger(__name__)
+
+ASK_S = 1.0  # So soon a token that was revoked is refused.
+HEARD_S = 5.0  # So long a request waits after the start.
+PASSES_MAX = 10_000
+
+_MESSAGES, _MESSAGE = "/v1/subjects/{subject:path}/messages", "/v1/subjects/{subject:path}/messages/{id}"
+# The right that a route needs for the subject in its path.
+RIGHTS = {
+    ("POST", _MESSAGES): Right.SEND,
+    ("GET", _MESSAGES): Right.INSPECT,
+    ("DELETE", _MESSAGES): Right.CANCEL,
+    ("PATCH", _MESSAGES): Right.CANCEL,
+    ("GET", _MESSAGE): Right.INSPECT,
+    ("DELETE", _MESSAGE): Right.CANCEL,
+    ("PATCH", _MESSAGE): Right.CANCEL,
+    ("POST", "/v1/subjects/{subject:path}/groups/{group}/pull"): Right.CONSUME,
+    ("GET", "/v1/subjects/{subject:path}/groups/{group}/events"): Right.CONSUME,
+    ("GET", "/v1/subjects/{subject:path}/groups"): Right.INSPECT,
+    ("GET", "/v1/subjects"): Right.INSPECT,
+    ("GET", "/v1/groups"): Right.INSPECT,
+    ("GET", "/v1/quotas"): Right.INSPECT,
+    ("GET", "/metrics"): Right.INSPECT,
+}
+# A lease is 256 random bits that only who has pulled was told.
+LEASES = ("/v1/leases/ack", "/v1/leases/nack", "/v1/leases/reject", "/v1/leases/extend")
+OPEN = ("/healthz", "/readyz", "/v1/openapi.json")  # They say nothing of messages.
+
+Serve = Callable[[Request], Awaitable[Response]]
+
+
+class Callers:
+    """Which tokens there are, as meta tells a gateway with the secret; belongs to one loop."""
+
+    def __init__(self, meta: str, secret: Secret | None, *, required: bool) -> None:
+        """Without the secret nobody is asked for a token, unless ``required``: then nobody is served."""
+        self._meta = meta
+        self._secret = secret
+        self._required = required
+        self._book = TokenBook(required=required)
+        self._passes: dict[str, Pass] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._away = False
+        self._heard = asyncio.Event()
+        if secret is None:
+            self._heard.set()
+
+    def start(self) -> None:
+        """Begin to ask."""
+        if self._secret is not None:
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    def checked(self, path: str, serve: Serve) -> Serve:
+        """A route that is served to those who may ask for it."""
+
+        async def asked(request: Request) -> Response:
+            if path not in OPEN and not self._heard.is_set():
+                await self._until_heard()
+            if self._book.is_closed and path not in OPEN:
+                method = "GET" if request.method == "HEAD" else request.method
+                self._check(request, path, RIGHTS.get((method, path), Right.ADMINISTER))
+            return await serve(request)
+
+        return asked
+
+    async def _until_heard(self) -> None:
+        try:
+            async with asyncio.timeout(HEARD_S):
+                await self._heard.wait()
+        except TimeoutError:
+            raise NotReady("meta has not told this gateway yet which tokens there are", retry_after_ms=1_000) from None
+
+    def _check(self, request: Request, path: str, right: Right) -> None:
+        entry = self._entry(request)
+        size = request.headers.get("content-length", "0")
+        entry.meter.take(int(size) if size.isdigit() else 0)
+        if path in LEASES:
+            right, subject = Right.CONSUME, ""
+        else:
+            subject = part(request, "subject") if "subject" in request.path_params else ">"
+        if not entry.allows(right, subject):
+            whose = "everything" if subject == ">" else subject or "a subject"
+            raise NotAllowed(f"the token {entry.name} does not allow this: it needs the right to {right.value} {whose}")
+        if right is Right.ADMINISTER:
+            log.info("administered request=%s by=%r path=%r", request.method, entry.name, request.url.path)
+
+    def _entry(self, request: Request) -> Pass:
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not text.strip():
+            raise Refusal(
+                401,
+                "not_allowed",
+                "this gateway asks for a token: send it as `Authorization: Bearer dlyd_…`",
+                {"WWW-Authenticate": "Bearer"},
+            )
+        text = text.strip()
+        known = self._passes.get(text)
+        if known is not None and self._book.is_valid(known.meter, known.digest):
+            return known
+        self._passes.pop(text, None)
+        try:
+            entry = self._book.pass_of(text)
+        except BadToken as error:
+            challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+            raise Refusal(401, error.code, error.message, challenge) from error
+        if len(self._passes) >= PASSES_MAX:
+            self._passes.clear()
+        self._passes[text] = entry
+        return entry
+
+    async def _ask(self) -> None:
+        while True:
+            try:
+                async with ask.meta(self._meta) as connection:
+                    while True:
+                        page, required = await token_page(connection)
+                        self._book.required = required or self._required
+                        if page.revision != self._book.revision:
+                            self._book.take(page)
+                        self._away = False
+                        self._heard.set()
+                        await asyncio.sleep(ASK_S)
+            except DelaydError as error:
+                if not self._away:
+                    log.warning("tokens_not_heard code=%s reason=%r", error.code, error.message)
+                self._away = True
+                await asyncio.sleep(ASK_S)
