@@ -576,14 +576,17 @@ def test_push_goes_on_when_clients_need_tokens(web: Receiver, tmp_path: Path) ->
             stack.enter_context(ServerProcess(role, tmp_path, {"meta": meta.address}))
         gateway = stack.enter_context(gateway_of(meta.address, tmp_path, "--allow-private", *secret_of(tmp_path)))
         own = Cluster(meta.address, gateway, tmp_path)
+        own.create("guarded", web.url)
         words = ["token", "create", "sender", "--allow", "send:>", "--meta", own.meta, "--data", str(tmp_path)]
         made = subprocess.run([sys.executable, "-m", "delayd", *words], capture_output=True, text=True, check=True)
         token = next(word for word in made.stdout.split() if word.startswith("dlyd_"))
-        own.create("guarded", web.url)
         with delayd.Producer(own.meta, token=token) as producer:
             producer.send("guarded", b"{}", delay=NOW)
         web.wait(1)
-        assert own.view("guarded")["url"] == web.url
+        # It hears of the first token within seconds, and asks its callers for one from then on.
+        wait_until(lambda: gateway.ask("GET", "/v1/push/guarded").status == 401)
+        sender = {"authorization": f"Bearer {token}"}
+        wait_until(lambda: gateway.ask("GET", "/v1/push/guarded", headers=sender).status == 403)
 
 
 def test_tls_is_for_the_name_of_the_url_and_an_unknown_certificate_is_refused(

@@ -32,7 +32,7 @@ from tests.waiting import holds_once, until
 from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop
 
 PING, STATUS, SEND, SEND_AGAIN, SEND_DRAINED, DISPATCH, PULL = 1, 2, 20, 37, 63, 31, 40
-WITH_ROWS = (RequestType.CANCEL, RequestType.GET, RequestType.RESCHEDULE, RequestType.PLACES)
+WITH_ROWS = (RequestType.CANCEL, RequestType.GET, RequestType.RESCHEDULE, RequestType.PLACES, RequestType.RECUR)
 
 
 def frames(kind: int, count: int, head: Mapping[str, HeadValue] | None = None, body: bytes = b"") -> bytes:
