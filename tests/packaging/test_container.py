@@ -88,7 +88,7 @@ def test_it_runs_as_a_user_of_its_own_with_its_data_in_a_volume() -> None:
     )
     assert only("VOLUME") == DATA
     assert only("EXPOSE") == f"{META_PORT} {DELAY_PORT} {REALTIME_PORT}"
-    assert only("ENV") == "PATH=/opt/delayd/bin:$PATH"
+    assert only("ENV") == f"PATH=/opt/delayd/bin:$PATH DELAYD_SECRET_FILE={DATA}/cluster.secret"
 
 
 def test_its_command_serves_is_healthy_and_stops_at_its_signal(environment: Path, tmp_path: Path) -> None:
