@@ -28,6 +28,7 @@ from delayd.batch.names import (
 from delayd.errors import BadArgument, BadSetting, BadSubject, CallerError, MessageTooLarge
 from delayd.kernel import choose
 from delayd.wire.heads import U32_MAX
+from delayd.wire.tokens import need_token
 
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 1.0, 86_400_000.0  # No timer of the system runs for longer than some weeks.
 
@@ -223,7 +224,7 @@ def need_meta(address: str | None, token: str | None = None, *, others: str = ""
     hint = f"; the first argument is where meta listens; leave it out to take that of {META_VARIABLE}"
     need_address(address, hint=f"{hint}, or of this machine{others and f', and name {others}'}")
     if token is not None:
-        need_text("token", token)
+        need_token(need_text("token", token))
     return completed(address, token)
 
 

@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 
 from delayd.batch.columns import Buffer, ProducerPart
+from delayd.client.asking.recurring import spec_of
 from delayd.delay.requests import Requests
-from delayd.errors import BadRequest, DelaydError, RetryLater
+from delayd.errors import BadRequest, DelaydError, NoRecurring, RecurringConflict, RetryLater
 from delayd.hours import INSTANT_MS_MAX
 from delayd.outcome import MessageState
 from delayd.testing.clock import START_MS
@@ -53,6 +54,7 @@ from delayd.wire.heads import (
     need_maps,
     need_u64,
 )
+from delayd.wire.recurring import RecurringRequest, RecurringWish, body_of
 from delayd.wire.requests import DELAY_LIMITS, RequestType
 from tests.batches import messages
 from tests.worlds.delay import TARGET_IDS, World
@@ -210,7 +212,7 @@ class Run:
 
     def requests(self, count: int) -> None:
         """Make so many requests, then let everybody leave, and judge what is left."""
-        honest = [self._send, self._ask_receipts, self._ask_receipts, self._ask_keys, self._outcome]
+        honest = [self._send, self._ask_receipts, self._ask_receipts, self._ask_keys, self._outcome, self._recur]
         gc.collect()
         gc.disable()
         try:
@@ -479,6 +481,24 @@ class Run:
             return False
 
         self._ask(RequestType.OUTCOME, head, b"", heard)
+
+    def _recur(self) -> None:
+        """Ask of a schedule that nobody has made: each such request is refused for that, and changes nothing."""
+        wish = self.random.choice((RecurringWish.PUT, RecurringWish.PAUSE, RecurringWish.RESUME, RecurringWish.RUN))
+        is_put, is_run = wish is RecurringWish.PUT, wish is RecurringWish.RUN
+        spec = spec_of(SUBJECT.decode(), b"1", {"cron": "0 0 29 2 *"}) if is_put else None
+        version, number = None if is_run else 3, self.random.randrange(1, 9) if is_run else 0
+        note = "why" if wish is RecurringWish.PAUSE else ""
+        request = RecurringRequest(wish, b"nobody's", version, spec, note, number)
+        refused = RecurringConflict if is_put else NoRecurring
+
+        def heard(ask: Ask, head: Mapping[str, HeadValue] | DelaydError, body: bytes) -> bool:
+            if not isinstance(head, refused | RetryLater):
+                raise Untrue(f"an honest {wish.name} of a schedule that is not there was answered {head!r}")
+            return False
+
+        body = b"" if spec is None else b"".join(body_of(spec.encode()))
+        self._ask(RequestType.RECUR, request.to_head(self._log_id), body, heard)
 
     def _some(self, count: int, *, change: bool) -> list[Message]:
         free = [each for each in self.random.choices(self._messages, k=count) if not (change and each.busy)]

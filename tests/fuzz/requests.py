@@ -88,6 +88,7 @@ BY_NAME: dict[str, Make] = {
     "tags_any": values.tags,
     "to_ms": values.u64,
     "unread_hours": values.watermark,
+    "used": values.one_of({}, {"sender": 1}, {"sender": -1}),
     "url": values.one_of("https://example.com/a", "http://[::1/", "ftp://a"),
     "w": values.watermark,
     "wait_ms": values.wait_ms,

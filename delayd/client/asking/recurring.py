@@ -20,7 +20,7 @@ from delayd.client.instants import instant_ms, utc
 from delayd.client.limits import Headers as GivenHeaders
 from delayd.client.limits import check_body, check_sent_subject, need_text, pack_headers
 from delayd.client.sending.send_options import Key, Tags, check_key, expiry_of, label_of
-from delayd.errors import BadArgument, SlowDown
+from delayd.errors import BadArgument, BadKey, SlowDown
 from delayd.outcome import MessageState
 from delayd.recurrence.deciding import Misfire, RunPolicy
 from delayd.recurrence.recurrence import Fold, Gap, Recurrence
@@ -194,25 +194,24 @@ class Schedules:
 
     async def put(self, name: Key, spec: RecurringSpec, if_version: int | None) -> RecurringInfo:
         """Make a schedule, or change it."""
-        return await self._ask(RecurringRequest(RecurringWish.PUT, check_key(name), _version(if_version), spec))
+        return await self._ask(RecurringRequest(RecurringWish.PUT, _name(name), _version(if_version), spec))
 
     async def pause(self, name: Key, note: str, if_version: int | None) -> RecurringInfo:
         """Let nothing be sent until it is resumed."""
-        if len(need_text("note", note).encode(errors="replace")) > NOTE_BYTES_MAX:
-            raise BadArgument(f"note of {len(note)} characters; it has at most {NOTE_BYTES_MAX} bytes")
-        return await self._ask(RecurringRequest(RecurringWish.PAUSE, check_key(name), _version(if_version), note=note))
+        _check_note(note)
+        return await self._ask(RecurringRequest(RecurringWish.PAUSE, _name(name), _version(if_version), note=note))
 
     async def resume(self, name: Key, if_version: int | None) -> RecurringInfo:
         """Let occurrences be sent again."""
-        return await self._ask(RecurringRequest(RecurringWish.RESUME, check_key(name), _version(if_version)))
+        return await self._ask(RecurringRequest(RecurringWish.RESUME, _name(name), _version(if_version)))
 
     async def run(self, name: Key) -> RecurringInfo:
         """Send one message now."""
-        return await self._ask(RecurringRequest(RecurringWish.RUN, check_key(name), number=secrets.randbits(64) or 1))
+        return await self._ask(RecurringRequest(RecurringWish.RUN, _name(name), number=secrets.randbits(64) or 1))
 
     async def delete(self, name: Key) -> bool:
         """End a schedule; whether it was there, or was ended so before."""
-        answer = await self._messages.cancel_one(asked_of(RECURRING_SUBJECT, None, name))
+        answer = await self._messages.cancel_one(asked_of(RECURRING_SUBJECT, None, _name(name)))
         if answer is CancelAnswer.IN_FLIGHT:
             raise SlowDown("the schedule is being changed at this moment; nothing was done, so ask again")
         return answer is CancelAnswer.CANCELLED
@@ -223,7 +222,7 @@ class Schedules:
             found = await self._listed(name)
             if found:
                 return found[0]
-            state = (await self._messages.get_one(asked_of(RECURRING_SUBJECT, None, name))).state
+            state = (await self._messages.get_one(asked_of(RECURRING_SUBJECT, None, _name(name)))).state
             if state not in (MessageState.PENDING, MessageState.IN_FLIGHT):
                 return None
         raise SlowDown("the schedule is being changed at this moment; ask again")
@@ -235,7 +234,7 @@ class Schedules:
 
     async def _listed(self, name: Key | None) -> list[RecurringInfo]:
         window = window_of(RECURRING_SUBJECT, None, None, None)
-        one = None if name is None else asked_of(RECURRING_SUBJECT, None, name)
+        one = None if name is None else asked_of(RECURRING_SUBJECT, None, _name(name))
         # One that is decided about while pages are read may be on two of them: the later one is newer.
         found: dict[str, tuple[int, RecurringInfo]] = {}
         async for page in self._walker.pending(window, one, whole=True):
@@ -248,6 +247,22 @@ class Schedules:
     async def _ask(self, request: RecurringRequest) -> RecurringInfo:
         record = await self._messages.ask_owner(RECUR, RECURRING_SUBJECT.encode(), request.name, request)
         return info_of_record(request.name.decode(), record)
+
+
+def _name(name: Key) -> bytes:
+    try:
+        return check_key(name)
+    except BadKey as error:
+        raise BadKey(f"the name of a schedule is a key: {error.message}") from error
+
+
+def _check_note(note: str) -> None:
+    try:
+        size = len(need_text("note", note).encode())
+    except UnicodeEncodeError as error:
+        raise BadArgument(f"note {note[:40]!r} can't be written as UTF-8: {error.reason}") from error
+    if size > NOTE_BYTES_MAX:
+        raise BadArgument(f"note of {size} bytes; it has at most {NOTE_BYTES_MAX}")
 
 
 def _version(if_version: int | None) -> int | None:

@@ -75,6 +75,7 @@ def _uses(client: Any, name: str, desk: Desk) -> Callable[[], Any]:
     method = getattr(client, name)
     right = {
         "subject": desk.subject,
+        "name": "each hour",
         "body": b"1",
         "bodies": [b"1"],
         "delay": LATER,

@@ -108,6 +108,7 @@ def home() -> Iterator[InMemoryBroker]:
 
 RIGHT: dict[str, Callable[[str], Any]] = {
     "subject": lambda subject: subject,
+    "name": lambda subject: f"every hour of {subject}",
     "body": lambda _: b"1",
     "bodies": lambda _: [b"1"],
     "group": lambda _: "g",
@@ -137,6 +138,8 @@ def _right(home: InMemoryBroker, subject: str, name: str, method: str, argument:
             found["keys" if "keys" in names else "key"] = ["k"] if "keys" in names else "k"
         if "shift" in names and argument != "shift":
             found["shift"] = timedelta(hours=1)
+    if method == "recurring":
+        found["every"] = timedelta(hours=1)
     if method == "pull" and argument != "wait":
         found["wait"] = timedelta(0)
     if argument == "on_conflict":
@@ -179,6 +182,8 @@ def _fault(argument: str, what: str, error: Exception) -> str | None:
     """What is wrong with what a call raised."""
     if isinstance(error, delayd.StaleHandle):
         return None  # The message was settled by a value that is right.
+    if isinstance(error, delayd.NoRecurring | delayd.RecurringConflict):
+        return None  # The value is right, and there is no such schedule, or no such version of it.
     if isinstance(error, TimeoutError) and argument == "timeout":
         return None
     if not isinstance(error, delayd.DelaydError):

@@ -45,6 +45,7 @@ WORDS = 20  # More messages than there are calls about one.
 # What calls are given that need it.
 VALUES: dict[str, Any] = {
     "subject": SUBJECT,
+    "name": "each hour",
     "group": GROUP,
     "body": b"1",
     "bodies": [b"1", b"2"],
@@ -133,6 +134,8 @@ def calls_of(owner: Any, values: dict[str, Any], before: Callable[[], Any] | Non
         parameters = parameters_of(method)
         needed = {each.name for each in parameters if each.default is each.empty} | NEEDED
         given = {each.name: values[each.name] for each in parameters if each.name in needed & values.keys()}
+        if name == "recurring":
+            given["every"] = DELAY
         if "receipt" in given and name.endswith("_batch"):
             given["receipt"] = values["receipt of a batch"]
         yield Call(f"{kind}.{name}", call, given, before if name in ("flush", "close") else None)
