@@ -3,13 +3,14 @@
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -33,18 +34,13 @@ time.sleep(60)
 
 @pytest.fixture
 def four_ports() -> int:
-    """The first of four ports in a row that nobody listens on."""
+    """The first of four free ports in a row, below those that a system gives to whoever asks for any."""
     while True:
-        with ExitStack() as stack:
-            first, *others = [stack.enter_context(socket.socket()) for _ in range(4)]
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                for above, other in enumerate(others, 1):
-                    other.bind(("127.0.0.1", port + above))
-            except (OSError, OverflowError):
-                continue
-        return port
+        port = random.randrange(10_000, 32_000)
+        with ExitStack() as stack, suppress(OSError):
+            for number in range(4):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + number))
+            return port
 
 
 @pytest.fixture

@@ -27,12 +27,13 @@ from typing import Any
 
 import numpy as np
 
+from delayd import Recurrence
 from delayd.batch.columns import Buffer, ProducerPart
-from delayd.client.asking.recurring import spec_of
 from delayd.delay.requests import Requests
 from delayd.errors import BadRequest, DelaydError, NoRecurring, RecurringConflict, RetryLater
 from delayd.hours import INSTANT_MS_MAX
 from delayd.outcome import MessageState
+from delayd.recurrence.deciding import RunPolicy
 from delayd.testing.clock import START_MS
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
@@ -54,7 +55,7 @@ from delayd.wire.heads import (
     need_maps,
     need_u64,
 )
-from delayd.wire.recurring import RecurringRequest, RecurringWish, body_of
+from delayd.wire.recurring import RecurringRequest, RecurringSpec, RecurringWish, body_of
 from delayd.wire.requests import DELAY_LIMITS, RequestType
 from tests.batches import messages
 from tests.worlds.delay import TARGET_IDS, World
@@ -486,7 +487,7 @@ class Run:
         """Ask of a schedule that nobody has made: each such request is refused for that, and changes nothing."""
         wish = self.random.choice((RecurringWish.PUT, RecurringWish.PAUSE, RecurringWish.RESUME, RecurringWish.RUN))
         is_put, is_run = wish is RecurringWish.PUT, wish is RecurringWish.RUN
-        spec = spec_of(SUBJECT.decode(), b"1", {"cron": "0 0 29 2 *"}) if is_put else None
+        spec = RecurringSpec(Recurrence(cron="0 0 29 2 *"), RunPolicy(), SUBJECT.decode(), b"1") if is_put else None
         version, number = None if is_run else 3, self.random.randrange(1, 9) if is_run else 0
         note = "why" if wish is RecurringWish.PAUSE else ""
         request = RecurringRequest(wish, b"nobody's", version, spec, note, number)
