@@ -84,10 +84,11 @@ class Checks:
             cluster.calm(DRAIN_STEP_MS)
         begun_ms = machine.monotonic_ms
         within_ms = CONSUMED_WITHIN_MS + (TRIED_AGAIN_WITHIN_MS if cluster.damaged else 0)
-        while self._undelivered() or self._unacknowledged():
+        while self._undelivered() or self._unacknowledged() or self._unread():
             assert machine.monotonic_ms - begun_ms < within_ms, (
                 f"{within_ms} ms after the last fault, never given to a consumer: "
-                f"{sorted(self._undelivered())[:5]}, not acknowledged: {self._unacknowledged()}"
+                f"{sorted(self._undelivered())[:5]}, not acknowledged: {self._unacknowledged()}, "
+                f"pull logs that were not read again: {self._unread()}"
             )
             complete = self._acknowledged()
             for consumer in cluster.consumers:
@@ -143,6 +144,11 @@ class Checks:
             for group in side.life.server.groups()
             if group.oldest < group.end
         ]
+
+    def _unread(self) -> list[str]:
+        """Servers that read their pull log wrongly, know no group therefore, and have not read it again."""
+        up = [(side.name, side.life) for side in self._cluster.sides if side.life is not None]
+        return [name for name, life in up if not life.server.knows_its_consumers]
 
     def _acknowledged(self) -> list[GroupBooks]:
         """Books of groups that have heard everything acknowledged, or whose server has nothing for them."""
