@@ -86,6 +86,7 @@ class Standing:
             "queued_bytes": self._intake.queued_bytes,
             "owed_rows": len(self._memory.ledger.owed),
             **self._asked.endings.held(),
+            **{f"occurrences_{end}": count for end, count in self._asked.endings.carriers.occurrences.items()},
             **lateness.figures(link.sender.lateness for link in links),
         }
 

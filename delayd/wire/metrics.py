@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from delayd.batch.names import Pattern, check_subject, is_pattern
 from delayd.machine.histogram import Counted
+from delayd.recurrence.deciding import SkipReason
 from delayd.wire.consuming import GroupInfo
 from delayd.wire.exposition import MILLISECONDS, NANOSECONDS, Family, Metric, MetricKind, Number, histogram
 from delayd.wire.frame import Head
@@ -88,6 +89,13 @@ OF_DELAY = (
                 "in_doubt",
             )
         },
+    ),
+    _by(
+        "occurrences_total",
+        _COUNTER,
+        "Occurrences of recurring schedules, since its start: those that ran, and those that were skipped, by reason.",
+        "how",
+        {f"occurrences_{how}": how for how in ("ran", *map(str, SkipReason))},
     ),
     _by(
         "pending_messages",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from tests.waiting import DEADLINE_S
 DAY = timedelta(days=1)
 # What a server tells only in a state in which this test does not bring it.
 RARE = {"delayd_held"}
+OCCURRENCES = ("ran", "paused", "too_old", "missed", "superseded", "too_many", "overlap", "restored")
 
 
 def status_of(server: ServerProcess) -> Head:
@@ -85,6 +86,27 @@ def test_each_message_is_counted_once_from_its_send_to_its_acknowledgement(serve
     furthest_s = delay.one("delayd_furthest_due_timestamp_seconds")
     assert 0 < furthest_s - far.deliver_at_ms / 1_000 <= 3_600
     assert delay.one("delayd_oldest_overdue_seconds") == 0
+
+
+def test_each_occurrence_is_counted_once_by_whether_it_ran_or_why_it_did_not(servers: Measured) -> None:
+    def counted() -> dict[str, float]:
+        page = scrape(servers.delay)
+        return {how: page.one("delayd_occurrences_total", how=how) for how in OCCURRENCES}
+
+    assert set(counted().values()) == {0}
+    with delayd.Producer(servers.meta.address) as producer:
+        producer.recurring("tick", "ticks", b"x", every=timedelta(seconds=1))
+        producer.run_recurring("tick")
+        until(lambda: counted()["ran"] >= 2, "occurrences ran")
+        decided = producer.pause_recurring("tick").decided_until
+        until(lambda: datetime.now(UTC) > decided + timedelta(seconds=2), "occurrences are passed over")
+        resumed = producer.resume_recurring("tick")
+        assert resumed.skipped["paused"] >= 1
+        assert counted()["paused"] == resumed.skipped["paused"], "as the schedule itself says"
+        last = producer.pause_recurring("tick")
+        assert counted()["ran"] == last.sent, "what was run by hand is no occurrence"
+        assert sum(counted().values()) == last.sent + sum(last.skipped.values())
+        producer.delete_recurring("tick")
 
 
 def test_what_is_due_and_not_taken_is_overdue_by_its_age(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ Invariant: one request decides what is due, over all carriers at once; callers' 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -24,6 +25,7 @@ from delayd.batch.columns import Int64s, ProducerPart
 from delayd.delay.ending.copies import Rewrites
 from delayd.delay.ending.message_requests import Answer, MessageRequests
 from delayd.delay.ending.occurrences import (
+    ENDS,
     LEAD_MS,
     RECURRING,
     Asks,
@@ -106,6 +108,7 @@ class Carriers:
         self._unserved: set[int] = set()  # Slots of carriers that this server does not serve.
         self._take_up = site.alarms.alarm(self._try_again)
         self._restored_ms = _read_restored(site)
+        self.occurrences = Counter(dict.fromkeys(ENDS, 0))  # Decided durably since the start, by what became of them.
 
     # What is due.
 
@@ -131,7 +134,13 @@ class Carriers:
         wanted_at_ms = np.full(len(rows), self._clock.now_ms(), np.int64)
         self._running = True
         reply: Reply[AnswerRows] = Reply(self._decided)
-        whole = Whole(RequestWish.MOVE, asked, reply, wanted_at_ms, rewrites=Rewriting(self._recurs_ahead))
+        whole = Whole(
+            RequestWish.MOVE,
+            asked,
+            reply,
+            wanted_at_ms,
+            rewrites=Rewriting(self._recurs_ahead, self.occurrences.update),
+        )
         try:
             self._requests.take(whole)
         except DelaydError as error:
@@ -209,7 +218,7 @@ class Carriers:
             names,
             partial(self._asked, request, reply, tries, asks),
             wanted_at_ms,
-            rewrites=Rewriting(change),
+            rewrites=Rewriting(change, self.occurrences.update),
         )
 
     def _asked(

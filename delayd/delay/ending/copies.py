@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -50,6 +51,7 @@ LEAVE_ROWS = 32_768  # Rows of one batch that goes to another delay server, and 
 LEAVE_BYTES = 8 << 20
 READ_BYTES = 32 << 20  # Batches that are read for it; the last one may come on top.
 MOVED_PART = ProducerPart(MOVED_PRODUCER_ID, 0, 0)
+NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 CONTENT_BYTES_MAX = 4 << 20  # 16 walks hold as much as one answer may have, and one message always fits.
 CACHE_BYTES = 64 << 20  # Batches of 65,536 rows that were sent in batches of 500; one piece is read at a time.
 LABEL_COLUMNS_BYTES = 64  # All columns of one row of a batch without bodies.
@@ -139,6 +141,7 @@ class Copied(NamedTuple):
     batch: Batch | None
     stay: Indices
     ended: Indices = NO_INDICES  # Rows of the batch that end with the decision that begins them.
+    occurrences: Mapping[str, int] = NO_COUNTS  # How many the new rows stand for, by what became of them.
 
 
 class Rewrites(Protocol):
@@ -146,6 +149,9 @@ class Rewrites(Protocol):
 
     def work(self, reader: Sources, worker: Executor, moves: ToMove) -> Callable[[], Copied]:
         """The job of the worker thread, which closes the reader; called on the loop."""
+
+    def is_durable(self, copied: Copied) -> None:
+        """What a job has made has taken the place of rows, durably."""
 
 
 class Contents(NamedTuple):

@@ -387,6 +387,8 @@ class MessageRequests:
     def _moved(self, moved: MovedByCommit, decided_at_ms: int) -> None:
         """Go on with a request of which rows were moved."""
         request = moved.request
+        if request.rewrites is not None and request.copied is not None:
+            request.rewrites.is_durable(request.copied)
         is_done = request.was_moved(moved.base_sequence, decided_at_ms, self._leads)
         self._give_up_copy(request)
         if is_done:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol, cast
@@ -63,6 +63,8 @@ LEAD_MS = 2_000  # A carrier is due so long before its next occurrence, which is
 LOOK_MS = 365 * 86_400_000  # A carrier that has nothing to do is looked at so often: it is due within the horizon.
 ROW_BYTES = 256  # A new row takes this much besides its body.
 RECURRING = RECURRING_SUBJECT.encode()
+RAN = "ran"
+ENDS = (RAN, *map(str, SkipReason))  # What becomes of an occurrence.
 
 
 class DecidedNow(NamedTuple):
@@ -307,10 +309,15 @@ class Rewriting:
     """Lets a change take the place of carriers; see `delayd.delay.ending.copies.Rewrites`."""
 
     change: Callable[[], Change]  # Called on the loop: the change as of now.
+    count: Callable[[Mapping[str, int]], None]  # Called with the occurrences of each durable decision, by their ends.
 
     def work(self, reader: Sources, worker: Executor, moves: ToMove) -> Callable[[], Copied]:
         """See `Rewrites`."""
         return partial(rewrite, reader, worker, moves, self.change())
+
+    def is_durable(self, copied: Copied) -> None:
+        """See `Rewrites`."""
+        self.count(copied.occurrences)
 
 
 class _Found(NamedTuple):
@@ -327,6 +334,7 @@ class _NewRows:
 
     def __init__(self) -> None:
         self.places: list[int] = []
+        self.occurrences = Counter[str]()
         self._carriers: list[Row] = []
         self._others: list[Row] = []
         self._skipped: list[int] = []  # Places among the others.
@@ -346,6 +354,10 @@ class _NewRows:
         first = len(self._others) + len(sent)
         self._skipped += range(first, first + len(skips))
         self._others += sent + skips
+        # What a caller ran at once is no occurrence, and not in the record.
+        self.occurrences[RAN] += decided.record.sent - found.record.sent
+        for skip in decided.skips:
+            self.occurrences[str(skip.reason)] += skip.count
         return True
 
     def batch(self) -> tuple[Batch, Indices]:
@@ -390,7 +402,7 @@ def rewrite(reader: Sources, worker: Executor, moves: ToMove, change: Change) ->
     if not new.places:
         return Copied(NO_INDICES, None, left)
     made, ended = new.batch()
-    return Copied(moves.rows.take(new.places), made, left, ended)
+    return Copied(moves.rows.take(new.places), made, left, ended, new.occurrences)
 
 
 def _carrier(batch: Batch, row: int) -> tuple[bytes, RecurringRecord, int] | None:
