@@ -1,7 +1,10 @@
-"""What HTTP costs: sends through a gateway, one at a time on kept connections, and as one stream of lines.
+"""What HTTP costs: sends through a gateway, one at a time on kept connections, and as one stream of lines; pulls of ten
+messages, and acknowledgements of one and of ten.
 
-Run ``python -m bench.gateway [--singles 20000] [--stream 200000] [--connections 64]``: one JSON line. Messages have 200
-bytes and are due in an hour; each answer comes when the message is durable. Processor time is the gateway's.
+Run ``python -m bench.gateway [--singles 20000] [--stream 200000] [--pulls 2000] [--connections 64]``: one JSON line.
+Messages have 200 bytes; those that are sent are due in an hour. Each answer comes when what it says is durable.
+Processor time is the gateway's. ``plain_s`` and ``plain_cpu_us`` are of a request that asks no server, `/healthz`, in
+the same run: how fast this machine is, and what HTTP costs by itself.
 """
 
 import argparse
@@ -28,6 +31,19 @@ STREAM_HEAD = (
 SINGLE = b"POST /v1/subjects/bench/messages?delay=1h HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 200\r\n\r\n" + BODY
 LINE = json.dumps({"body": BODY.decode(), "delay": "1h"}).encode() + b"\n"
 CHUNK_LINES = 500
+PLAIN = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+PULL_ROWS = 10
+DUE_ROWS = 1_000  # In one list.
+DUES = json.dumps([{"body": BODY.decode(), "delay_ms": 0}] * DUE_ROWS).encode()
+DUE = (
+    b"POST /v1/subjects/due/messages HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(DUES), DUES)
+)
+PULL = (
+    b"POST /v1/subjects/due/groups/g/pull HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 34\r\n\r\n"
+    b'{"max_messages":10,"wait_ms":9000}'
+)
+ACK = b"POST /v1/leases/ack HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
 
 
 def main() -> None:
@@ -35,10 +51,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gateway", description="Measure sends by HTTP.")
     parser.add_argument("--singles", type=int, default=20_000)
     parser.add_argument("--stream", type=int, default=200_000)
+    parser.add_argument("--pulls", type=int, default=2_000)
     parser.add_argument("--connections", type=int, default=64)
     wanted = parser.parse_args()
     with servers("realtime", "delay") as running, serving_gateway(running.meta) as (pid, port):
         figures = uvloop.run(_measure(pid, port, wanted.singles, wanted.stream, wanted.connections))
+        figures |= uvloop.run(_measure_pulls(pid, port, wanted.pulls))
     print(json.dumps({"bench": "gateway", "connections": wanted.connections, **figures}), flush=True)
 
 
@@ -57,9 +75,13 @@ def serving_gateway(meta: str) -> Iterator[tuple[int, int]]:
 async def _measure(pid: int, port: int, singles: int, stream: int, connections: int) -> Figures:
     await _send_singles(port, WARM)
     before_ms, began = cpu_ms(pid), time.perf_counter()
-    await asyncio.gather(*(_send_singles(port, singles // connections) for _ in range(connections)))
+    await asyncio.gather(*(_ask(port, PLAIN, singles // connections) for _ in range(connections)))
     sent = singles // connections * connections
-    figures: Figures = {"singles_s": round(sent / (time.perf_counter() - began))}
+    plain: Figures = {"plain_s": round(sent / (time.perf_counter() - began))}
+    plain["plain_cpu_us"] = round((cpu_ms(pid) - before_ms) * 1_000 / sent, 1)
+    before_ms, began = cpu_ms(pid), time.perf_counter()
+    await asyncio.gather(*(_send_singles(port, singles // connections) for _ in range(connections)))
+    figures: Figures = {**plain, "singles_s": round(sent / (time.perf_counter() - began))}
     figures["single_cpu_us"] = round((cpu_ms(pid) - before_ms) * 1_000 / sent, 1)
     before_ms, began = cpu_ms(pid), time.perf_counter()
     sent = await _send_stream(port, stream)
@@ -68,16 +90,49 @@ async def _measure(pid: int, port: int, singles: int, stream: int, connections: 
     return figures
 
 
-async def _send_singles(port: int, count: int) -> None:
+async def _measure_pulls(pid: int, port: int, pulls: int) -> Figures:
+    """Pull what is due by ten, and acknowledge each ten: half of them at once, half of them one by one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(0, pulls * PULL_ROWS, DUE_ROWS):
+        await _asked(reader, writer, DUE)
+    spent = dict.fromkeys(("pull", "ack_10", "ack_1"), 0.0)
+    acks = dict.fromkeys(spent, 0)
+    for number in range(pulls):
+        before = cpu_ms(pid)
+        pulled: list[dict[str, object]] = json.loads(await _asked(reader, writer, PULL))["messages"]
+        if len(pulled) == PULL_ROWS:  # The first ones come while messages are still handed over.
+            spent["pull"] += cpu_ms(pid) - before
+            acks["pull"] += 1
+        leases = [each["lease"] for each in pulled]
+        word, each_ack = ("ack_1", [[lease] for lease in leases]) if number % 2 else ("ack_10", [leases])
+        before = cpu_ms(pid)
+        for some in each_ack:
+            body = json.dumps({"leases": some}).encode()
+            await _asked(reader, writer, ACK % len(body) + body)
+        spent[word] += cpu_ms(pid) - before
+        acks[word] += len(each_ack)
+    writer.close()
+    return {f"{word}_cpu_us": round(spent[word] * 1_000 / acks[word], 1) for word in spent}
+
+
+async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 20"):
+        raise RuntimeError(f"a request failed: {head.decode()}")
+    length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+    return await reader.readexactly(int(length))
+
+
+async def _ask(port: int, request: bytes, count: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(count):
-        writer.write(SINGLE)
-        head = await reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 201 "):
-            raise RuntimeError(f"a send failed: {head.decode()}")
-        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
-        await reader.readexactly(int(length))
+        await _asked(reader, writer, request)
     writer.close()
+
+
+async def _send_singles(port: int, count: int) -> None:
+    await _ask(port, SINGLE, count)
 
 
 async def _send_stream(port: int, count: int) -> int:

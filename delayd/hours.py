@@ -6,6 +6,7 @@ Invariant: ``hour_start_ms(h) <= ms < hour_start_ms(h + 1)`` exactly when ``hour
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -54,11 +55,16 @@ def hour_from_name(name: str) -> int:
 
 def instant_text(ms: int) -> str:
     """An instant in UTC to the millisecond; its number when no calendar reaches it."""
+    seconds, rest_ms = divmod(ms, 1_000)
     try:
-        moment = EPOCH + timedelta(milliseconds=ms)
+        return f"{_second_text(seconds)}.{rest_ms:03d}Z"
     except OverflowError:
         return f"{ms} ms"
-    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+@lru_cache(256)  # Messages that are sent one behind the other are due in few seconds.
+def _second_text(seconds: int) -> str:
+    return (EPOCH + timedelta(seconds=seconds)).isoformat().removesuffix("+00:00")
 
 
 def duration_text(ms: float) -> str:

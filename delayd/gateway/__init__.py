@@ -4,7 +4,8 @@ It is a client of the servers, like any other, and keeps nothing that must last.
 
     program     one process: the socket, signals, the ready line
     connection  one caller: limits of time and size for what is not yet a request
-    app         routes: which request goes where
+    front       each request on its way to its route: foreign pages, callers, errors; one write for each answer
+    app         what is asked of which part
     sends       a body of a request becomes messages, and receipts become an answer
     messages    what became of a message; cancel and move it; list what is pending
     callers     which callers may ask for what, by the cluster's tokens

@@ -1,27 +1,23 @@
-"""The app: which request goes where, and what is refused before anything is done.
+"""The app: which request goes where, and what its endpoints share.
 
-Invariant: a page of a browser can do nothing here that its user did not ask for: a request that comes from another
-site, or for a host that is not this one, is refused. And each answer has a status that says how the request ended.
+Invariant: all that a gateway may be asked stands in one table (`delayd.gateway.operations`), from which paths and the
+OpenAPI document are made.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, request_response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import ASGIApp, Message, Receive
 
 from delayd.client.asking import ask
 from delayd.client.producer import AsyncProducer
@@ -32,11 +28,11 @@ from delayd.gateway.admin import AdminRoutes
 from delayd.gateway.callers import Callers
 from delayd.gateway.clock import MovableClock
 from delayd.gateway.console.console import Console
+from delayd.gateway.front import Front, Paths, by_path
 from delayd.gateway.groups import Groups
 from delayd.gateway.metrics import page
-from delayd.gateway.openapi import Endpoint, Operation
+from delayd.gateway.openapi import Endpoint
 from delayd.gateway.operations import operations_of
-from delayd.gateway.problems import Refusal, answer_problem
 from delayd.gateway.push import Push
 from delayd.gateway.push_routes import PushRoutes
 from delayd.gateway.sends import EVENTS, Lines, decoded, part, queried, query_of, read_body
@@ -45,28 +41,9 @@ from delayd.secret import Secret
 from delayd.wire.exposition import MEDIA_TYPE
 from delayd.wire.requests import RequestType
 
-log = logging.getLogger(__name__)
-
 UNREACHED = timedelta(seconds=5)  # So long a request waits for servers that are not there; then it is a 503.
 READY_S = 2.0  # Meta answers within it, or a probe hears that this gateway is not ready.
 WORDS_BYTES_MAX = 4 << 20  # A request that is no message may have so many; 10,000 leases are a few hundred KB.
-
-READS = frozenset({"GET", "HEAD"})
-OWN_SITE = frozenset({"same-origin", "none"})
-# On each answer: a browser runs no script and frames nothing of what it gets here, whatever a message has in it.
-HARMLESS = tuple(
-    (name.encode(), value.encode())
-    for name, value in {
-        "content-security-policy": (
-            "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; "
-            "frame-ancestors 'none'"
-        ),
-        "x-content-type-options": "nosniff",
-        # Not no-referrer: browsers send forms without their Origin then.
-        "referrer-policy": "same-origin",
-        "cross-origin-resource-policy": "same-origin",
-    }.items()
-)
 
 _PULL = msgspec.json.Decoder(Pull)
 _encode = msgspec.json.Encoder().encode
@@ -118,7 +95,7 @@ class Gateway:
         return receive
 
     @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, app: object) -> AsyncIterator[None]:
         """Connect with the first request, and give back at the end what is held."""
         async with AsyncProducer(self._meta, connect_timeout=UNREACHED) as producer:
             self._producer = producer
@@ -216,104 +193,18 @@ class Gateway:
 
 def app_of(gateway: Gateway) -> ASGIApp:
     """The whole app."""
-    routes = [*_routes(operations_of(gateway)), *gateway.console.routes()]
-    for each in routes:
-        # Files of the console are no secret; each page and each path of the API is a route.
-        if isinstance(each, Route):
-            each.app = request_response(gateway.callers.checked(each.path, each.endpoint))
-    faults = {
-        HTTPException: _no_route,
-        ClientDisconnect: _gone,
-        DelaydError: _refused,
-        Refusal: _refused,
-        Exception: _bug,
-    }
-    app = Starlette(routes=routes, lifespan=gateway.lifespan, exception_handlers=faults)
-    app.router.redirect_slashes = False
-    return _Guard(app, gateway)
+    paths: dict[str, dict[str, Endpoint]] = {}
+    for each in operations_of(gateway):
+        paths.setdefault(each.path.replace("{subject}", "{subject:path}"), {})[each.method] = each.endpoint
+    lifespan = Router(lifespan=gateway.lifespan)
+    return Front(
+        Paths([*paths.items(), *by_path(gateway.console.routes())]),
+        gateway.callers,
+        gateway.hosts,
+        lifespan,
+        gateway.answered,
+    )
 
 
 async def _next(request: Request) -> Message:
     return await request.receive()
-
-
-def _routes(operations: Iterable[Operation]) -> list[Route]:
-    """A route for each path, with all its methods, so that a 405 names them all."""
-    by_path: dict[str, dict[str, Endpoint]] = {}
-    for each in operations:
-        by_path.setdefault(each.path.replace("{subject}", "{subject:path}"), {})[each.method] = each.endpoint
-    return [_route(path, of_methods) for path, of_methods in by_path.items()]
-
-
-def _route(path: str, of_methods: Mapping[str, Endpoint]) -> Route:
-    async def asked(request: Request) -> Response:
-        return await of_methods["GET" if request.method == "HEAD" else request.method](request)
-
-    return Route(path, asked, methods=list(of_methods))
-
-
-class _Guard:
-    """Refuses what a foreign page sends, and counts all answers."""
-
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        self._app = app
-        self._gateway = gateway
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._gateway.answered[scope["method"], message["status"]] += 1
-                message["headers"] = [*message["headers"], *HARMLESS]
-            await send(message)
-
-        request = Request(scope)
-        why = self._foreign(request)
-        scope["path"] = scope["raw_path"].decode("ascii")  # So that a / in a name is none between two.
-        if why is None:
-            await self._app(scope, receive, counted)
-        else:
-            await answer_problem(Refusal(403, "foreign_request", why))(scope, receive, counted)
-
-    def _foreign(self, request: Request) -> str | None:
-        host = request.headers.get("host", "")
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-        if host and not _is_address(name.strip("[]")) and name.lower() not in self._gateway.hosts:
-            return f"this gateway is not asked as {name[:100]!r}; start it with --name {name[:100]} if it should be"
-        origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != host:
-            return "this request comes from a page of another site"
-        # A browser says so itself of what is sent without an Origin.
-        if request.method not in READS and request.headers.get("sec-fetch-site", "none") not in OWN_SITE:
-            return "this request comes from a page of another site"
-        return None
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    return answer_problem(error)
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # Nobody hears it; the metrics count it.
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = {404: "no_such_path", 405: "no_such_method"}.get(error.status_code, "bad_request")
-    return answer_problem(Refusal(error.status_code, code, error.detail, error.headers))
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    log.error("request_failed method=%s path=%r", request.method, request.url.path, exc_info=error)
-    return answer_problem(error)

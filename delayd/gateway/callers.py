@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from delayd.client.asking import ask
 from delayd.client.asking.tokens import token_page
@@ -51,8 +49,6 @@ RIGHTS = {
 LEASES = ("/v1/leases/ack", "/v1/leases/nack", "/v1/leases/reject", "/v1/leases/extend")
 OPEN = ("/healthz", "/readyz", "/v1/openapi.json")  # They say nothing of messages.
 
-Serve = Callable[[Request], Awaitable[Response]]
-
 
 class Callers:
     """Which tokens there are, as meta tells a gateway with the secret; belongs to one loop."""
@@ -81,18 +77,20 @@ class Callers:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
 
-    def checked(self, path: str, serve: Serve) -> Serve:
-        """A route that is served to those who may ask for it."""
+    @property
+    def asks(self) -> bool:
+        """Whether `check` has to be asked of each request."""
+        return self._book.is_closed or not self._heard.is_set()
 
-        async def asked(request: Request) -> Response:
-            if path not in OPEN and not self._heard.is_set():
-                await self._until_heard()
-            if self._book.is_closed and path not in OPEN:
-                method = "GET" if request.method == "HEAD" else request.method
-                self._check(request, path, RIGHTS.get((method, path), Right.ADMINISTER))
-            return await serve(request)
-
-        return asked
+    async def check(self, request: Request, path: str) -> None:
+        """Refuse a request that its caller may not make; ``path`` is that of its route, with names in braces."""
+        if path in OPEN:
+            return
+        if not self._heard.is_set():
+            await self._until_heard()
+        if self._book.is_closed:
+            method = "GET" if request.method == "HEAD" else request.method
+            self._check(request, path, RIGHTS.get((method, path), Right.ADMINISTER))
 
     async def _until_heard(self) -> None:
         try:

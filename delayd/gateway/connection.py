@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterable
 
 import msgspec
+from starlette.types import Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from delayd.gateway.problems import MEDIA_TYPE, Refusal, problem
@@ -164,6 +165,37 @@ class HttpConnection(HttpToolsProtocol):
             lines += [f"{name.lower()}: {value}".encode() for name, value in refusal.headers.items()]
             self.transport.write(b"\r\n".join([*lines, b"", body]))
         self.transport.close()
+
+
+def cycle_of(send: Send) -> RequestResponseCycle:
+    """The request under way whose answer goes out by ``send``."""
+    cycle = getattr(send, "__self__", None)
+    assert isinstance(cycle, RequestResponseCycle), "a gateway is served by its own connections"
+    return cycle
+
+
+async def write_answer(
+    cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+) -> None:
+    """Write a whole answer at once, where uvicorn's `send` writes its head and its body each, and searches each header.
+
+    An example of the costs: 39 us of processor time for a request whose answer goes by `send`, 23 us so.
+    """
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()  # Who does not read his answers is asked nothing more.
+    if cycle.disconnected:
+        return
+    lines = [b"%b: %b\r\n" % each for each in (*cycle.default_headers, *headers)]
+    if not cycle.keep_alive:
+        lines.append(b"connection: close\r\n")
+    head = STATUS_LINE[status] + b"".join(lines)
+    assert head.count(b"\n") == len(lines) + 1, "no header holds a line of its own"
+    cycle.response_started = cycle.response_complete = True
+    cycle.transport.write(head + (b"\r\n" if cycle.scope["method"] == "HEAD" else b"\r\n%b" % body))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
 
 
 async def look_after(connections: Iterable[HttpConnection]) -> None:

@@ -28,7 +28,7 @@ from delayd.gateway.callers import Callers
 from delayd.gateway.connection import HttpConnection, Lobby, look_after
 from delayd.gateway.push import Push
 from delayd.net.budget import connections_max, raise_file_limit
-from delayd.net.program import configure_logging
+from delayd.net.program import QuietCollector, configure_logging
 from delayd.net.timer import Ticks
 from delayd.net.tls import TlsGate
 from delayd.secret import Secret
@@ -102,6 +102,7 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=STOP_S,
         timeout_keep_alive=DAY_S,
     )
@@ -139,6 +140,7 @@ class _Server(uvicorn.Server):
         if self._exit_with_stdin:
             asyncio.get_running_loop().add_reader(STDIN, self._on_stdin)
         await super().startup(sockets)
+        self._collector = QuietCollector(asyncio.get_running_loop())
         self._looking = asyncio.get_running_loop().create_task(look_after(self.server_state.connections))  # type: ignore[arg-type]
         host, port = self._listening.getsockname()[:2]
         log.info("listening host=%s port=%d", host, port)
@@ -157,6 +159,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.stop()
         await super().shutdown(sockets)
+        self._collector.close()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         log.info("stopping role=%s signal=%s", self._role, signal.Signals(number).name)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
-from functools import cache
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import cache, lru_cache
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
+import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,23 +27,29 @@ from starlette.types import Receive, Scope, Send
 from delayd.batch.labels import traceparent, traceparent_of
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import AsyncProducer
-from delayd.client.sending.receipts import Receipt
-from delayd.errors import BadArgument, DelaydError, MessageTooLarge, ServerUnavailable
+from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Failure, Receipt
+from delayd.errors import BadArgument, CallerError, DelaydError, MessageTooLarge, ServerUnavailable
 from delayd.gateway.problems import Refusal, problem
-from delayd.gateway.values import JSON, Given, NewMessage, SendOptions, milliseconds
+from delayd.gateway.values import JSON, Given, NewMessage, SendOptions, column_of, milliseconds
 
 NDJSON, EVENTS = "application/x-ndjson", "text/event-stream"
 LINE_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # A body of the largest size in base64, and the rest.
 BODY_BYTES_MAX = 64 << 20  # A list of messages; longer ones are streams.
 UNDER_WAY_MAX = 8_192  # Messages of a stream without an answer: then no more of it is read.
-PIECE_LINES = 512
+PIECE_ROWS = 512
+PIECES_UNDER_WAY_MAX = UNDER_WAY_MAX // PIECE_ROWS
+QUERIES_KNOWN, QUERY_BYTES_KNOWN = 1_024, 256  # Queries that were read already: most senders have a few.
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=msgspec.Struct)
+P = TypeVar("P")
+_Wished = NewMessage | DelaydError  # A message to be sent, or why it can't be read.
+_Told = Given | dict[str, object]  # A receipt, or a problem.
 _Sent = asyncio.Future[Receipt] | DelaydError  # A message under way, or why it is not sent.
 
-_ONE, _SOME = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[NewMessage])
-_encode = msgspec.json.Encoder().encode
+_ONE, _SOME = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[msgspec.Raw])
+_encoder = msgspec.json.Encoder()
+_encode, _encode_lines = _encoder.encode, _encoder.encode_lines
 
 
 class Lines(Response):
@@ -79,16 +86,25 @@ async def send(producer: AsyncProducer, subject: str, request: Request, until_st
     if not body.lstrip().startswith(b"["):
         message = decoded(_ONE, body)
         return _given(await _queue(producer, subject, message, message.content(), message.headers))
-    wished = decoded(_SOME, body)
-    told: list[Given | dict[str, object]] = []
-    for first in range(0, len(wished), UNDER_WAY_MAX):
-        sent: list[_Sent] = []
-        for message in wished[first : first + UNDER_WAY_MAX]:
-            if not len(sent) % PIECE_LINES:
-                await asyncio.sleep(0)  # A long list holds nobody else up.
-            sent.append(_begin(producer, subject, message))
-        told += [await _told(each) for each in sent]
-    return Response(_encode(told), media_type=JSON)
+    parts = decoded(_SOME, body)
+    return Response(await _send_list(producer, subject, parts), media_type=JSON)
+
+
+async def _send_list(producer: AsyncProducer, subject: str, parts: Sequence[msgspec.Raw]) -> bytes:
+    """Send a list of messages, of which all can be read, and tell of each. A long one holds nobody else up."""
+    pieces: list[list[NewMessage]] = []
+    for piece in _pieces(parts):
+        first = PIECE_ROWS * len(pieces)
+        pieces.append([decoded(_ONE, each, f"message {first + row} of this list") for row, each in enumerate(piece)])
+        await asyncio.sleep(0)
+    told: list[bytes] = []
+    for first in range(0, len(pieces), PIECES_UNDER_WAY_MAX):
+        sending: list[asyncio.Task[list[_Told]]] = []
+        for messages in pieces[first : first + PIECES_UNDER_WAY_MAX]:
+            sending.append(asyncio.get_running_loop().create_task(_kept(producer, subject, messages)))
+            await asyncio.sleep(0)
+        told += [_encode(await each)[1:-1] for each in sending]
+    return b"[%b]" % b",".join(told)
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -97,14 +113,23 @@ async def read_body(request: Request, most: int) -> bytes:
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > most:
         raise _too_long(most)
-    parts: list[bytes] = []
+    body = b""
+    parts: list[bytes] = []  # Behind the first piece, which is the whole body most often.
     size = 0
-    async for part in request.stream():
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part: bytes = message["body"]
         size += len(part)
         if size > most:
             raise _too_long(most)
-        parts.append(part)
-    return b"".join(parts)
+        if not body:
+            body = part
+        else:
+            parts.append(part)
+        if not message["more_body"]:
+            return b"".join([body, *parts]) if parts else body
 
 
 def _check_encoding(request: Request) -> None:
@@ -124,9 +149,13 @@ def queried(request: Request) -> None:
 
 def query_of(request: Request, kind: type[Q]) -> Q:
     """The query of a request; BadArgument for what it may not have."""
+    query: bytes = request.scope["query_string"]
+    return _query_known(query, kind) if len(query) <= QUERY_BYTES_KNOWN else _query_read(query, kind)
+
+
+def _query_read(query: bytes, kind: type[Q]) -> Q:
     try:
-        text = request.scope["query_string"].decode("ascii")
-        pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError as error:
         raise BadArgument(f"the query of this request: {error}") from error
     if not pairs:
@@ -147,6 +176,9 @@ def query_of(request: Request, kind: type[Q]) -> Q:
         else:
             found[name] = read(value)
     return _converted(found, kind)
+
+
+_query_known = lru_cache(QUERIES_KNOWN)(_query_read)
 
 
 def _converted(found: dict[str, object], kind: type[Q]) -> Q:
@@ -195,12 +227,12 @@ def _too_long(most: int) -> Refusal:
     return Refusal(413, "message_too_large", f"the body of this request has more than {most} bytes")
 
 
-def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """A body of JSON; BadArgument says what is wrong, and where."""
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, name: str = "the body of this request") -> T:
+    """A body of JSON, or a part of one, which has a name; BadArgument says what is wrong, and where."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadArgument(f"the body of this request: {error}") from error
+        raise BadArgument(f"{name}: {error}") from error
 
 
 def _queue(
@@ -222,14 +254,70 @@ def _queue(
     )
 
 
-def _begin(producer: AsyncProducer, subject: str, message: NewMessage) -> _Sent:
+async def _kept(producer: AsyncProducer, subject: str, wished: Sequence[_Wished]) -> list[_Told]:
+    """Send messages that came together, and tell of each what became of it once all have ended.
+
+    Plain messages, which have a body, headers and an instant, are sent as columns, those with the same form of instant
+    together: so each costs a third of one that is sent by itself, as all others are.
+    """
+    rows: dict[str, list[int]] = {}
+    for row, message in enumerate(wished):
+        if not isinstance(message, DelaydError) and (form := message.plain_form()):
+            rows.setdefault(form, []).append(row)
+    told: list[_Told] = [{}] * len(wished)
+    columns = [_kept_columns(producer, subject, form, wished, own, told) for form, own in rows.items()]
+    others = set(range(len(wished))).difference(*rows.values())
+    sent = {row: _begin(producer, subject, wished[row]) for row in sorted(others)}
+    for row in [row for left in await asyncio.gather(*columns) for row in left]:
+        sent[row] = _begin(producer, subject, wished[row])
+    for row, each in sent.items():
+        told[row] = await _told(each)
+    return told
+
+
+async def _kept_columns(
+    producer: AsyncProducer,
+    subject: str,
+    form: str,
+    wished: Sequence[_Wished],
+    rows: Sequence[int],
+    told: list[_Told],
+) -> Sequence[int]:
+    """Send plain messages as columns, and note in ``told`` what became of them. Returns those that are yet to be sent,
+    each by itself, because something is wrong with one of them.
+    """
+    messages = [message for row in rows if not isinstance(message := wished[row], DelaydError)]
+    headers = [message.headers for message in messages]
+    try:
+        bodies = [message.content() for message in messages]
+        when: dict[str, Any] = {form: column_of(form, messages)}
+        receipt = await producer.send_batch(subject, bodies, headers=headers if any(headers) else None, **when)
+        failures: Sequence[Failure] = ()
+    except CallerError:
+        return rows
+    except BatchFailed as error:
+        receipt, failures = error.receipt, error.failures
+    except DelaydError as error:
+        receipt, failures = BatchReceipt(()), (Failure(np.arange(len(rows)), error),)
+    for part in receipt.parts:
+        for row, given in zip(part.rows.tolist(), Given.of_part(part), strict=True):
+            told[rows[row]] = given
+    for failure in failures:
+        for row in failure.rows.tolist():
+            told[rows[row]] = problem(failure.error)
+    return ()
+
+
+def _begin(producer: AsyncProducer, subject: str, message: _Wished) -> _Sent:
+    if isinstance(message, DelaydError):
+        return message
     try:
         return _queue(producer, subject, message, message.content(), message.headers)
     except DelaydError as error:
         return error
 
 
-async def _told(sent: _Sent) -> Given | dict[str, object]:
+async def _told(sent: _Sent) -> _Told:
     """A receipt, or why the message is not kept."""
     if isinstance(sent, DelaydError):
         return problem(sent)
@@ -249,34 +337,50 @@ async def _stream(producer: AsyncProducer, subject: str, request: Request) -> As
 
     Lines that came together are one piece: most often they share a batch, so they are kept at the same moment.
     """
-    under_way: asyncio.Queue[list[_Sent] | None] = asyncio.Queue(UNDER_WAY_MAX // PIECE_LINES)
+    loop = asyncio.get_running_loop()
+    under_way: asyncio.Queue[asyncio.Task[list[_Told]] | None] = asyncio.Queue(PIECES_UNDER_WAY_MAX)
+
+    async def begin(wished: Sequence[_Wished]) -> None:
+        await under_way.put(loop.create_task(_kept(producer, subject, wished)))
 
     async def read() -> None:
         try:
             async for lines in _lines(request):
-                for first in range(0, len(lines), PIECE_LINES):
-                    piece = lines[first : first + PIECE_LINES]
-                    await under_way.put([_begin_line(producer, subject, line) for line in piece])
+                for piece in _pieces(lines):
+                    await begin(_wished(piece))
         except ClientDisconnect:
             # Whole lines are sent all the same. Somebody hears the answers when it is this gateway that stops.
-            await under_way.put([ServerUnavailable("the gateway stops; no line behind these was read")])
+            await begin([ServerUnavailable("the gateway stops; no line behind these was read")])
         except MessageTooLarge as error:
-            await under_way.put([error])
+            await begin([error])
         finally:
             await under_way.put(None)
 
-    reading = asyncio.get_running_loop().create_task(read())
+    reading = loop.create_task(read())
     try:
         while (sent := await under_way.get()) is not None:
-            yield b"".join([_encode(await _told(each)) + b"\n" for each in sent])
+            yield _encode_lines(await sent)
         await reading
     finally:
         reading.cancel()
 
 
-def _begin_line(producer: AsyncProducer, subject: str, line: bytes) -> _Sent:
+def _pieces(rows: Sequence[P]) -> Iterator[Sequence[P]]:
+    for first in range(0, len(rows), PIECE_ROWS):
+        yield rows[first : first + PIECE_ROWS]
+
+
+def _wished(lines: Sequence[bytes]) -> Sequence[_Wished]:
+    decode = _ONE.decode
     try:
-        return _begin(producer, subject, decoded(_ONE, line))
+        return [decode(line) for line in lines]
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return [_wished_line(line) for line in lines]  # So that each that is wrong has its own answer.
+
+
+def _wished_line(line: bytes) -> _Wished:
+    try:
+        return decoded(_ONE, line)
     except DelaydError as error:
         return error
 

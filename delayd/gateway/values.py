@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from delayd.client.pulling.message import MessageView
-from delayd.client.sending.receipts import Receipt
+from delayd.client.sending.receipts import Receipt, ReceiptPart, tokens_of
 from delayd.errors import BadArgument
 from delayd.hours import instant_text
 
@@ -111,6 +112,25 @@ class NewMessage(SendOptions, frozen=True, kw_only=True, forbid_unknown_fields=T
             return base64.b64decode(self.body_base64, validate=True)
         except ValueError as error:
             raise BadArgument(f"body_base64 is not base64: {error}") from error
+
+    def plain_form(self) -> str:
+        """How its instant is given to a send of columns, if it has nothing else than that, a body and headers."""
+        if (
+            self.key is not None
+            or self.tags is not None
+            or self.ttl_ms is not None
+            or self.expires_at is not None
+            or self.ordering_key is not None
+            or self.spread_ms is not None
+            or self.flow is not None
+            or self.timeout is not None
+        ):
+            return ""
+        relative = (self.delay is not None) + (self.delay_ms is not None)
+        at, at_ms = self.deliver_at is not None, self.deliver_at_ms is not None
+        if relative + at + at_ms != 1:
+            return ""
+        return "delay" if relative else "deliver_at" if at else "deliver_at_ms"
 
 
 class ByKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -210,6 +230,29 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             replaced=receipt.replaced,
         )
 
+    @classmethod
+    def of_part(cls, part: ReceiptPart) -> list[Given]:
+        """The same as the receipts of messages without keys that one server accepted together."""
+        log_id, base_sequence, count, at_ms, duplicate, _ = part.accepted
+        sequences = np.arange(count, dtype=np.uint64) + np.uint64(base_sequence)
+        tokens = tokens_of(
+            np.full(count, log_id, np.uint64), sequences, part.deliver_at_ms, np.full(count, at_ms, np.int64)
+        )
+        log = f"{log_id:016x}"
+        return [
+            cls(
+                id=token,
+                log_id=log,
+                sequence=sequence,
+                deliver_at=instant_text(due_ms),
+                deliver_at_ms=due_ms,
+                accepted_at_ms=at_ms,
+                was_due=due_ms <= at_ms,
+                duplicate=duplicate,
+            )
+            for token, sequence, due_ms in zip(tokens, sequences.tolist(), part.deliver_at_ms.tolist(), strict=True)
+        ]
+
 
 class MessageFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became of a message so far."""
@@ -283,6 +326,18 @@ class LeaseHeard(msgspec.Struct, frozen=True, kw_only=True):
     """A lease whose word was heard."""
 
     lease: str
+
+
+def column_of(form: str, messages: Sequence[When]) -> list[timedelta] | list[datetime | None] | list[int | None]:
+    """The instants of messages, all of which have this form of them; see `NewMessage.plain_form`."""
+    if form == "deliver_at":
+        return [message.deliver_at for message in messages]
+    if form == "deliver_at_ms":
+        return [message.deliver_at_ms for message in messages]
+    return [
+        milliseconds("delay_ms", message.delay_ms or 0) if message.delay is None else duration(message.delay)
+        for message in messages
+    ]
 
 
 @lru_cache(1_024)

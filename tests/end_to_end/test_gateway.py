@@ -151,6 +151,44 @@ def test_a_stream_is_answered_in_its_order_while_it_is_still_sent(cluster: Clust
     assert cluster.gateway.ask("GET", "/v1/subjects/stream/messages").lines[-1]["pending"] == rows + 2
 
 
+def test_lines_of_all_forms_are_each_kept_or_refused_by_itself(cluster: Cluster) -> None:
+    def lines(number: int) -> list[Json]:
+        return [
+            {"body": f"{number} a", "delay": "1h", "headers": {"n": str(number)}},
+            {"body_base64": "/w==", "delay_ms": 3_600_000},
+            {"body": f"{number} c", "deliver_at": "2027-06-01T12:00:00.250+02:00"},
+            {
+                "body": f"{number} d",
+                "deliver_at_ms": 1_811_000_000_007,
+                "key": f"k{number % 50}",
+                "on_conflict": "keep",
+            },
+            {"body": f"{number} e", "deliver_at_ms": 1_811_000_000_007},
+            {"body": f"{number} f"},
+        ]
+
+    sent = [line for number in range(100) for line in lines(number)]
+    sent[600 - 6]["delay"] = "900d"  # In one piece with others of its form.
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in sent)
+    answers = cluster.gateway.ask("POST", "/v1/subjects/forms/messages", body, LINES).lines
+    assert len(answers) == 600
+    assert all(each["code"] == "bad_argument" for each in answers[5::6])
+    assert answers[594]["code"] == "past_horizon" and all("id" in each for each in answers[:594:6])
+    assert {each["deliver_at"] for each in answers[2::6]} == {"2027-06-01T10:00:00.250Z"}
+    assert {each["deliver_at_ms"] for each in answers[4::6]} == {1_811_000_000_007}
+    assert [each.get("kept", False) for each in answers[3::6]] == [False] * 50 + [True] * 50
+    pending = cluster.gateway.ask("GET", "/v1/subjects/forms/messages?contents=true").lines[:-1]
+    kept = {each["sequence"]: each for each in pending}
+    assert kept.keys() == {each["sequence"] for each in answers if "id" in each}
+    for line, answer in zip(sent, answers, strict=True):
+        if "id" in answer and not answer.get("kept"):
+            told = kept[answer["sequence"]]
+            assert {name: told.get(name) for name in ("body", "body_base64", "headers")} == {
+                name: line.get(name) for name in ("body", "body_base64", "headers")
+            }
+            assert told["deliver_at_ms"] == answer["deliver_at_ms"]
+
+
 def test_what_is_given_back_rejected_or_left_comes_again_or_not(cluster: Cluster) -> None:
     gateway = cluster.gateway
     for body in (b"back", b"dead", b"left", b"held"):

@@ -53,6 +53,8 @@ _LOW_64 = (1 << 64) - 1
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 _PAIRS = [first + second for first in _LETTERS for second in _LETTERS]
 _PAIR_BITS = range(230, -1, -10)
+_LETTER_CODES = np.frombuffer(_LETTERS.encode(), np.uint8)
+_LETTER_BITS = np.arange(35, -1, -5, dtype=np.uint64)
 CHECK_BYTES = 2  # The front of a CRC-32C; with them a token has whole letters, 48 of them.
 
 _NO_UINT8S: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -170,6 +172,28 @@ class Receipt(NamedTuple):
         deliver_at_ms, accepted_at_ms = int.from_bytes(fields[16:22], "big"), int.from_bytes(fields[22:], "big")
         log_id, sequence = LogId(int.from_bytes(fields[:8], "big")), int.from_bytes(fields[8:16], "big")
         return cls(log_id, sequence, deliver_at_ms, accepted_at_ms, deliver_at_ms <= accepted_at_ms, False)
+
+
+def tokens_of(
+    log_ids: NDArray[np.uint64], sequences: NDArray[np.uint64], deliver_at_ms: Int64s, accepted_at_ms: Int64s
+) -> list[str]:
+    """The tokens of many receipts, given as columns; see `Receipt.token`."""
+    count = len(sequences)
+    fields = np.empty((count, TOKEN_FIELDS_BYTES + CHECK_BYTES), np.uint8)
+    begin = 0
+    for column, size in ((log_ids, 8), (sequences, 8), (deliver_at_ms, 6), (accepted_at_ms, 6)):
+        fields[:, begin : begin + size] = column.astype(">u8").view(np.uint8).reshape(count, 8)[:, 8 - size :]
+        begin += size
+    packed = fields[:, :begin].tobytes()
+    checks = b"".join([_check_of(packed[first : first + begin]) for first in range(0, len(packed), begin)])
+    fields[:, begin:] = np.frombuffer(checks, np.uint8).reshape(count, CHECK_BYTES)
+    # Five bytes are eight letters of five bits each.
+    fives = np.zeros((count * fields.shape[1] // 5, 8), np.uint8)
+    fives[:, 3:] = fields.reshape(-1, 5)
+    bits = fives.view(">u8").astype(np.uint64) >> _LETTER_BITS & np.uint64(31)
+    text = _LETTER_CODES[bits].tobytes().decode("ascii")
+    size = len(text) // count if count else 1
+    return [text[first : first + size] for first in range(0, len(text), size)]
 
 
 def _check_of(fields: bytes) -> bytes:
