@@ -39,6 +39,7 @@ REASONS = {
     409: "It is taken, or can't be changed any more.",
     413: "The body is too long.",
     415: "The body is encoded.",
+    422: "The Idempotency-Key was used for another request; nothing was done.",
     429: "This gateway holds as much as it can.",
     500: "A bug; the log of the gateway has it.",
     503: "No server took it; nothing is kept.",
@@ -69,6 +70,7 @@ class Operation(NamedTuple):
         takes: what the body may be, by media type.
         may_be_empty: whether there need be no body.
         status, media: of a success.
+        headers: what the request may have in headers that mean something here.
         also: other answers, by status and media type; one of the two where the other is a success's or JSON.
         fails: statuses of problems beside those that each operation may have.
     """
@@ -81,6 +83,7 @@ class Operation(NamedTuple):
     gives: Kind
     query: type[msgspec.Struct] | None = None
     takes: Mapping[str, Kind] = MappingProxyType({})
+    headers: Mapping[str, Schema] = MappingProxyType({})
     may_be_empty: bool = False
     status: int = 200
     media: str = JSON
@@ -137,6 +140,10 @@ def _parameters(operation: Operation) -> list[dict[str, object]]:
     found: list[dict[str, object]] = [
         {"name": name, "in": "path", "required": True, "schema": PARTS[name]}
         for name in re.findall(r"{(\w+)}", operation.path)
+    ]
+    found += [
+        {"name": name, "in": "header", "required": False, "schema": schema}
+        for name, schema in operation.headers.items()
     ]
     if operation.query is None:
         return found

@@ -649,9 +649,12 @@ class Outbox:
 
         self._plain, self._keyed = singles(), singles()
         self._plain_blocks, self._keyed_blocks = blocks(), blocks()
-        slots = SendSlots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
-        self._recorded = _Lane(Recorded, slots, self._leave, linger_ms / 1000, CROWD_ROWS)
-        self._lanes = self._plain, self._keyed, self._plain_blocks, self._keyed_blocks, self._recorded
+        self._recorded: _Lane[Recorded] | None = None  # Most producers need none.
+        self._linger_s = linger_ms / 1000
+        self._lanes: tuple[_Lane[Gathering] | _Lane[Block] | _Lane[Recorded], ...] = (
+            *(self._plain, self._keyed),
+            *(self._plain_blocks, self._keyed_blocks),
+        )
         self._under_way: dict[Parcel, asyncio.Future[None] | None] = {}  # Each with the future that `flush` waits for.
         self._tasks: set[asyncio.Task[None]] = set()  # Tasks of parcels that wait before they are carried.
 
@@ -676,6 +679,11 @@ class Outbox:
     def add_recorded(self, send: RecordedSend) -> None:
         """Take one send that is to happen once; its caller waits, and bounds how many there are."""
         lane = self._recorded
+        if lane is None:
+            groups = self._sender.groups
+            slots = SendSlots(lambda: SINGLES_UNDER_WAY * max(1, len(groups)))
+            lane = self._recorded = _Lane(Recorded, slots, self._leave, self._linger_s, CROWD_ROWS)
+            self._lanes = (*self._lanes, lane)
         lane.gathering.add(send)
         if lane.gathering.count >= lane.look_at or lane.gathering.size_bytes >= BYTES_TARGET:
             lane.look()
