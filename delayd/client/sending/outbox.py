@@ -308,7 +308,7 @@ class Gathering:
 
     def accept(self, accepted: Accepted) -> None:
         """See UnsentRows."""
-        given = self.outcomes(accepted)
+        given = receipts(accepted, self._deliver_at_ms)
         for waiter, row, receipt in zip(self.waiters, self.rows, given, strict=True):
             # A cancelled caller has stopped waiting; its message is kept all the same.
             if not waiter.done():
