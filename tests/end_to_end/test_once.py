@@ -221,10 +221,15 @@ def test_a_request_whose_answer_was_lost_is_done_once(tmp_path: Path, kind: str,
         for number in range(rounds):
             subject = f"lost.{number}"
             with ThreadPoolExecutor(1) as pool:
+                stands = victim == "gateway" and number % 2 == 0
+                if stands:
+                    # No answer can come, so the gateway is killed before it has one.
+                    servers.delay.signal(signal.SIGSTOP)
                 sending = pool.submit(send, gateway, subject, wish, subject)
-                time.sleep(chance.random() * 0.012)
+                time.sleep(0.1 if stands else chance.random() * 0.012)
                 if victim == "gateway":
                     gateway.stop(signal.SIGKILL)
+                    servers.delay.signal(signal.SIGCONT)
                 else:
                     servers.delay.kill()
                     servers.delay.start()
@@ -236,7 +241,7 @@ def test_a_request_whose_answer_was_lost_is_done_once(tmp_path: Path, kind: str,
             if sending.exception() is None and sending.result().status in (200, 201):
                 assert _ids(sending.result()) == _ids(answers[0])
             assert pending(gateway, subject) == count
-        assert cut or victim == "delay", "no request was cut"
+        assert cut >= rounds // 2 or victim == "delay", "requests were cut"
         servers.delay.terminate()
         assert audit_directory(str(tmp_path), now_ms=time.time_ns() // 1_000_000).balanced
 
