@@ -20,7 +20,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive
 
 from delayd.client.asking import ask
-from delayd.client.producer import AsyncProducer, once_of
+from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.errors import DelaydError
 from delayd.gateway import messages, sends
@@ -31,7 +31,6 @@ from delayd.gateway.console.console import Console
 from delayd.gateway.front import Front, Paths, by_path
 from delayd.gateway.groups import Groups
 from delayd.gateway.metrics import page
-from delayd.gateway.once import OnceRequests
 from delayd.gateway.openapi import Endpoint
 from delayd.gateway.operations import operations_of
 from delayd.gateway.push import Push
@@ -76,7 +75,6 @@ class Gateway:
         self.admin = AdminRoutes(meta, secret)
         self.console = Console(meta, push, secret, clock)
         self._producer: AsyncProducer | None = None
-        self._once: OnceRequests | None = None
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -101,7 +99,6 @@ class Gateway:
         """Connect with the first request, and give back at the end what is held."""
         async with AsyncProducer(self._meta, connect_timeout=UNREACHED) as producer:
             self._producer = producer
-            self._once = OnceRequests(once_of(producer, self._meta))
             self._groups.start()
             self._push.start()
             await self.admin.start()
@@ -124,9 +121,7 @@ class Gateway:
 
     async def send(self, request: Request) -> Response:
         """Messages are sent."""
-        assert self._once is not None, "requests come after the start"
-        until_stop = self._until_stop(request)
-        return await sends.send(self.producer, self._once, part(request, "subject"), request, until_stop)
+        return await sends.send(self.producer, part(request, "subject"), request, self._until_stop(request))
 
     async def listed(self, request: Request) -> Response:
         """One message by its key, or all that are pending."""

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from delayd.client.asking import ask
 from delayd.client.asking.tokens import token_page
 from delayd.errors import BadToken, DelaydError, NotAllowed, NotReady
-from delayd.gateway.once import TOKEN
 from delayd.gateway.problems import Refusal
 from delayd.gateway.sends import part
 from delayd.net.tokens import Pass, TokenBook
@@ -108,7 +107,6 @@ class Callers:
             right, subject = Right.CONSUME, ""
         else:
             subject = part(request, "subject") if "subject" in request.path_params else ">"
-        request.scope[TOKEN] = entry.name
         if not entry.allows(right, subject):
             whose = "everything" if subject == ">" else subject or "a subject"
             raise NotAllowed(f"the token {entry.name} does not allow this: it needs the right to {right.value} {whose}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router, compile_path
 from starlette.types import Message, Receive, Scope, Send
 
-from delayd.errors import DelaydError
+from delayd.errors import BadArgument, DelaydError
 from delayd.gateway.callers import Callers
 from delayd.gateway.connection import cycle_of, write_answer
 from delayd.gateway.problems import Refusal, answer_problem
@@ -36,6 +37,14 @@ READS = frozenset({"GET", "HEAD"})
 OWN_SITE = frozenset({"same-origin", "none"})
 PATHS_MAX, PATH_CHARS_MAX = 4_096, 300  # Paths whose route is remembered, and how long such a path is at most.
 HOSTS_MAX = 64  # Names of this gateway that are remembered.
+
+# Most clients and proxies take such a part of a path, in either form, as a step and send another path. One that comes
+# through is refused, so that the same request is never about one name from here and another from there.
+STEPS = re.compile(r"/(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
+NO_NAME = (
+    "a part of this path is . or .., also as %2E, which clients and proxies read as a step to another path; write a /"
+    " beside it as %2F, and ask for a subject or group of this name with a client of delayd"
+)
 
 # On each answer: a browser runs no script and frames nothing of what it gets here, whatever a message has in it.
 HARMLESS = tuple(
@@ -81,9 +90,11 @@ class Paths:
         self._known: dict[str, list[tuple[_Path, dict[str, str]]]] = {}
 
     def find(self, method: str, path: str) -> tuple[str, Serve, dict[str, str]]:
-        """The template, the endpoint and the parts of a path; Refusal when there is none."""
+        """The template, the endpoint and the parts of a path; BadArgument or Refusal when there is none."""
         fitting = self._known.get(path)
         if fitting is None:
+            if STEPS.search(path):
+                raise BadArgument(NO_NAME)
             fitting = [(each, met.groupdict()) for regex, each in self._all if (met := regex.match(path))]
             if fitting and len(path) <= PATH_CHARS_MAX:
                 if len(self._known) >= PATHS_MAX:

@@ -24,13 +24,14 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 Schema = dict[str, Any]
 
 REFERENCE = "#/components/schemas/{name}"
+NO_STEP = {"enum": [".", ".."]}
 PARTS = {
-    "subject": {"type": "string", "pattern": "^[A-Za-z0-9._%/-]{1,255}$"},
-    "group": {"type": "string", "minLength": 1, "maxLength": 255},
+    "subject": {"type": "string", "pattern": "^[A-Za-z0-9._%/-]{1,255}$", "not": NO_STEP},
+    "group": {"type": "string", "minLength": 1, "maxLength": 255, "not": NO_STEP},
     "id": {"type": "string", "description": "The token of a receipt."},
-    "name": {"type": "string", "minLength": 1},
+    "name": {"type": "string", "minLength": 1, "not": NO_STEP},
 }
-"""Parts of paths. In each of them a / is written as %2F."""
+"""Parts of paths. In each of them a / is written as %2F; see `delayd.gateway.front.STEPS` for those that are none."""
 
 REASONS = {
     400: "The request is wrong; nothing was done.",
@@ -39,7 +40,6 @@ REASONS = {
     409: "It is taken, or can't be changed any more.",
     413: "The body is too long.",
     415: "The body is encoded.",
-    422: "The Idempotency-Key was used for another request; nothing was done.",
     429: "This gateway holds as much as it can.",
     500: "A bug; the log of the gateway has it.",
     503: "No server took it; nothing is kept.",
@@ -70,7 +70,6 @@ class Operation(NamedTuple):
         takes: what the body may be, by media type.
         may_be_empty: whether there need be no body.
         status, media: of a success.
-        headers: what the request may have in headers that mean something here.
         also: other answers, by status and media type; one of the two where the other is a success's or JSON.
         fails: statuses of problems beside those that each operation may have.
     """
@@ -83,7 +82,6 @@ class Operation(NamedTuple):
     gives: Kind
     query: type[msgspec.Struct] | None = None
     takes: Mapping[str, Kind] = MappingProxyType({})
-    headers: Mapping[str, Schema] = MappingProxyType({})
     may_be_empty: bool = False
     status: int = 200
     media: str = JSON
@@ -140,10 +138,6 @@ def _parameters(operation: Operation) -> list[dict[str, object]]:
     found: list[dict[str, object]] = [
         {"name": name, "in": "path", "required": True, "schema": PARTS[name]}
         for name in re.findall(r"{(\w+)}", operation.path)
-    ]
-    found += [
-        {"name": name, "in": "header", "required": False, "schema": schema}
-        for name, schema in operation.headers.items()
     ]
     if operation.query is None:
         return found

@@ -378,6 +378,8 @@ HOSTILE: dict[str, tuple[str, str, bytes, Mapping[str, str]]] = {
     "a bad subject": ("POST", "/v1/subjects/%00%20/messages?delay=1s", b"x", {}),
     "the servers' subject": ("POST", "/v1/subjects/%25retry%2F1%2F2/messages?delay=1s", b"x", {}),
     "a path trick": ("GET", "/v1/subjects/../../etc/passwd", b"", {}),
+    "a step in the path": ("POST", "/v1/subjects/other/../bad/messages?delay=1h", b"x", {}),
+    "a step as subject": ("POST", "/v1/subjects/../messages?delay=1h", b"x", {}),
     "a wrong id": ("GET", "/v1/subjects/bad/messages/zzzz", b"", {}),
     "no name": ("DELETE", "/v1/subjects/bad/messages", b"", {}),
     "a wrong bound": ("GET", "/v1/subjects/bad/messages?due_from=tomorrow", b"", {}),
@@ -406,6 +408,22 @@ HOSTILE: dict[str, tuple[str, str, bytes, Mapping[str, str]]] = {
     "no method": ("PUT", "/v1/subjects/bad/messages", b"x", {}),
     "too large": ("POST", "/v1/subjects/bad/messages?delay=1s", bytes((4 << 20) + 1), {}),
 }
+
+
+@pytest.mark.parametrize("step", [".", "..", "%2E", "%2e%2E", ".%2e"])
+def test_what_clients_read_as_a_step_in_a_path_is_no_name_there(cluster: Cluster, step: str) -> None:
+    message = "messages?delay=1h"
+    for path in (f"subjects/{step}/{message}", f"subjects/a/{step}/b/{message}", f"subjects/a/groups/{step}/pull"):
+        answer = cluster.gateway.ask("POST", f"/v1/{path}", b"{}")
+        assert (answer.status, answer.code) == (400, "bad_argument") and "%2F" in str(answer.json["detail"])
+    for path in (
+        f"subjects/a%2F{step}%2Fb/{message}",
+        f"subjects/a{step}/{message}",
+        f"subjects/a/{message}&key={step}",
+    ):
+        answer = cluster.gateway.ask("POST", f"/v1/{path}", b"x")
+        assert answer.status == 201, answer
+        cluster.gateway.ask("DELETE", f"/v1/{path.partition('?')[0]}/{answer.json['id']}")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
