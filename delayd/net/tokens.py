@@ -175,12 +175,13 @@ def _named(kind: RequestType, head: Head) -> Sequence[str]:
 
 def _not_allowed(name: str, kind: RequestType, subject: str) -> NotAllowed:
     rights = " or ".join(right.value for right in kind.terms.needs)
+    needed = "a right" if Right.ANY in kind.terms.needs else f"the right to {rights}"
     if Right.SERVE in kind.terms.needs:
         return NotAllowed(f"{kind.name} is for servers of this cluster, and not for the token {name}")
     whose = "all subjects" if subject == ">" else subject[:300] or "a subject"
     return NotAllowed(
-        f"the token {name} does not allow {kind.name}, which needs the right to {rights} for {whose}; use another"
-        " token, or have an operator give this one the right"
+        f"the token {name} does not allow {kind.name}, which needs {needed} for {whose}; use another token, or have an"
+        " operator give this one the right"
     )
 
 
