@@ -16,6 +16,8 @@ It is a client of the servers, like any other, and keeps nothing that must last.
     caller      one POST to whoever was named, and which addresses may be asked
     signing     signatures of POSTs
     push_routes   targets over HTTP
+    cron_routes   recurring schedules over HTTP
+    conditions  If-Match and If-None-Match: what a request requires of what it changes
     clock       the clock of servers in memory, which tests move
     admin       what operators ask and decide: subjects, groups, dead letters, quotas
     operations  the table of all that may be asked

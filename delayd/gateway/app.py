@@ -7,6 +7,7 @@ OpenAPI document are made.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive
 
 from delayd.client.asking import ask
+from delayd.client.instants import instant_ms
 from delayd.client.producer import AsyncProducer
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.errors import DelaydError
@@ -28,6 +30,7 @@ from delayd.gateway.admin import AdminRoutes
 from delayd.gateway.callers import Callers
 from delayd.gateway.clock import MovableClock
 from delayd.gateway.console.console import Console
+from delayd.gateway.cron_routes import CronRoutes
 from delayd.gateway.front import Front, Paths, by_path
 from delayd.gateway.groups import Groups
 from delayd.gateway.metrics import page
@@ -73,6 +76,7 @@ class Gateway:
         self._push = push
         self.push = PushRoutes(push)
         self.admin = AdminRoutes(meta, secret)
+        self.cron = CronRoutes(lambda: self.producer, self._now_ms)
         self.console = Console(meta, push, secret, clock)
         self._producer: AsyncProducer | None = None
         self._stopping = asyncio.Event()
@@ -116,6 +120,9 @@ class Gateway:
         assert self._producer is not None, "requests come after the start"
         return self._producer
 
+    def _now_ms(self) -> int:
+        return round(time.time() * 1_000) if self.clock is None else instant_ms(self.clock.now, "now")
+
     def _consumer(self, subject: str, group: str, lease: timedelta) -> AsyncConsumer:
         return AsyncConsumer(self._meta, subject, group, lease=lease, prefetch=False, connect_timeout=UNREACHED)
 
@@ -133,7 +140,7 @@ class Gateway:
 
     async def cancel(self, request: Request) -> Response:
         """A message is ended before it is due."""
-        return await messages.cancel(self.producer, messages.Named(request))
+        return await messages.cancel(self.producer, messages.Named(request), request)
 
     async def move(self, request: Request) -> Response:
         """A message gets another instant."""

@@ -1,5 +1,8 @@
 """Messages: what became of one, by the id of its receipt or by its key; cancel it, move it; list what is pending.
 
+The ETag of a pending message names it as it stands: a move gives it another one. With `If-Match` the message that was
+seen is moved or cancelled by its receipt.
+
 Invariant: an answer says what the servers said. A message that is known and can't be changed any more is a 409, whose
 `state` says why.
 """
@@ -16,6 +19,7 @@ from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import DelaydError
+from delayd.gateway.conditions import changed_since, entity_tag, if_match
 from delayd.gateway.problems import Refusal, problem
 from delayd.gateway.sends import Lines, decoded, part, queried, query_of, read_body
 from delayd.gateway.values import JSON, Browse, ByKey, Given, When, body_of, header_texts, utc
@@ -27,6 +31,16 @@ AGAIN = {"Retry-After": "1"}  # A message in flight is decided a moment later, m
 
 _WHEN = msgspec.json.Decoder(When)
 _encode = msgspec.json.Encoder().encode
+
+
+def message_tag(receipt: Receipt) -> dict[str, str]:
+    """The ETag of a message as it stands when it has this receipt."""
+    return entity_tag(_word_of(receipt))
+
+
+def _word_of(receipt: Receipt) -> str:
+    # Not the token: servers tell the instant of acceptance no more exactly than to the hour.
+    return f"{receipt.log_id:016x}.{receipt.sequence}"
 
 
 class Named:
@@ -44,7 +58,7 @@ class Named:
 
 
 async def get(producer: AsyncProducer, named: Named) -> Response:
-    """What became of a message."""
+    """What became of a message; with its ETag while it is pending."""
     info = await producer.get(named.subject, receipt=named.receipt, key=named.key)
     if info.state is MessageState.UNKNOWN:
         raise _unknown()
@@ -52,12 +66,14 @@ async def get(producer: AsyncProducer, named: Named) -> Response:
     told |= {name: value for name, value in info._asdict().items() if value is not None and name != "state"}
     if info.target_log_id is not None:
         told["target_log_id"] = f"{info.target_log_id:016x}"
-    return Response(_encode(told), media_type=JSON)
+    current = await _current(producer, named) if info.state is MessageState.PENDING else None
+    return Response(_encode(told), headers=None if current is None else message_tag(current), media_type=JSON)
 
 
-async def cancel(producer: AsyncProducer, named: Named) -> Response:
+async def cancel(producer: AsyncProducer, named: Named, request: Request) -> Response:
     """End a message that is pending."""
-    answer = await producer.cancel(named.subject, receipt=named.receipt, key=named.key)
+    receipt, key = await _required(producer, named, request)
+    answer = await producer.cancel(named.subject, receipt=receipt, key=key)
     if answer is not CancelAnswer.CANCELLED:
         raise _refused(answer.name)
     return Response(_encode({"state": "cancelled"}), media_type=JSON)
@@ -66,10 +82,36 @@ async def cancel(producer: AsyncProducer, named: Named) -> Response:
 async def move(producer: AsyncProducer, named: Named, request: Request) -> Response:
     """Move a pending message to another instant."""
     when = decoded(_WHEN, await read_body(request, MESSAGE_BYTES_MAX)).terms()
-    moved = await producer.reschedule(named.subject, receipt=named.receipt, key=named.key, **when)  # type: ignore[arg-type]
+    receipt, key = await _required(producer, named, request)
+    moved = await producer.reschedule(named.subject, receipt=receipt, key=key, **when)  # type: ignore[arg-type]
     if moved.answer is not RescheduleAnswer.MOVED or moved.receipt is None:
         raise _refused(moved.answer.name)
-    return Response(_encode(Given.of(moved.receipt)), media_type=JSON)
+    return Response(_encode(Given.of(moved.receipt)), headers=message_tag(moved.receipt), media_type=JSON)
+
+
+async def _required(producer: AsyncProducer, named: Named, request: Request) -> tuple[Receipt | None, str | None]:
+    """How the message is named to the servers. With `If-Match` that is the receipt of the one that was seen, so that
+    another one which takes its key meanwhile is left alone.
+    """
+    seen = if_match(request)
+    if seen is None:
+        return named.receipt, named.key
+    current = await _current(producer, named)
+    if current is not None:
+        if _word_of(current) != seen:
+            raise changed_since("the message was moved, or another one has its key", _word_of(current))
+        return current, None
+    state = (await producer.get(named.subject, receipt=named.receipt, key=named.key)).state
+    if state is MessageState.PENDING:
+        raise _refused("IN_FLIGHT")  # It was moved or sent just now.
+    raise _refused(state.name)
+
+
+async def _current(producer: AsyncProducer, named: Named) -> Receipt | None:
+    """The receipt of a message as it stands now; None when it is not pending."""
+    pages = producer.pending(named.subject, receipt=named.receipt, key=named.key, page_size=1)
+    page = await pages.next()
+    return next((message.receipt for message in page or ()), None)
 
 
 async def listed(producer: AsyncProducer, request: Request) -> Response:

@@ -33,11 +33,18 @@ PARTS = {
 }
 """Parts of paths. In each of them a / is written as %2F; see `delayd.gateway.front.STEPS` for those that are none."""
 
+CONDITIONS = {
+    "If-Match": {"type": "string", "pattern": '^([*]|"[!#-~]{1,100}")$'},
+    "If-None-Match": {"type": "string", "pattern": "^[*]$"},
+}
+"""Headers with which a change requires something; ETags have their quotes."""
+
 REASONS = {
     400: "The request is wrong; nothing was done.",
     403: "The request comes from a foreign page, or needs what this gateway was not given.",
     404: "It is not known.",
     409: "It is taken, or can't be changed any more.",
+    412: "It is not as If-Match or If-None-Match requires; nothing was done.",
     413: "The body is too long.",
     415: "The body is encoded.",
     429: "This gateway holds as much as it can.",
@@ -72,6 +79,8 @@ class Operation(NamedTuple):
         status, media: of a success.
         also: other answers, by status and media type; one of the two where the other is a success's or JSON.
         fails: statuses of problems beside those that each operation may have.
+        conditions: headers that may require something of what is changed, see `CONDITIONS`; then a 412 is possible.
+        tagged: whether a success has an ETag.
     """
 
     method: str
@@ -87,6 +96,8 @@ class Operation(NamedTuple):
     media: str = JSON
     also: Mapping[int | str | tuple[int, str], Kind] = MappingProxyType({})
     fails: tuple[int, ...] = ()
+    conditions: tuple[str, ...] = ()
+    tagged: bool = False
 
 
 def document(operations: Iterable[Operation]) -> dict[str, object]:
@@ -119,12 +130,19 @@ def _described(operation: Operation, schemas: Mapping[object, Schema]) -> dict[s
         else:
             status, media = (place, JSON) if isinstance(place, int) else (operation.status, place)
         content.setdefault(status, {})[media] = _media(kind, schemas)
-    for status in (*ALWAYS, *operation.fails, *(WITH_BODY if operation.takes else ())):
+    for status in (
+        *ALWAYS,
+        *operation.fails,
+        *([412] if operation.conditions else ()),
+        *(WITH_BODY if operation.takes else ()),
+    ):
         content.setdefault(status, {})[PROBLEM] = {"schema": schemas[Problem]}
-    answers = {
+    answers: dict[str, dict[str, object]] = {
         str(status): {"description": REASONS.get(status, "Done."), "content": of_media}
         for status, of_media in sorted(content.items())
     }
+    if operation.tagged:
+        answers[str(operation.status)]["headers"] = {"ETag": {"schema": {"type": "string"}}}
     told: dict[str, object] = {"operationId": operation.name, "summary": operation.summary}
     if parameters := _parameters(operation):
         told["parameters"] = parameters
@@ -138,6 +156,9 @@ def _parameters(operation: Operation) -> list[dict[str, object]]:
     found: list[dict[str, object]] = [
         {"name": name, "in": "path", "required": True, "schema": PARTS[name]}
         for name in re.findall(r"{(\w+)}", operation.path)
+    ]
+    found += [
+        {"name": name, "in": "header", "required": False, "schema": CONDITIONS[name]} for name in operation.conditions
     ]
     if operation.query is None:
         return found

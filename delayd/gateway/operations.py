@@ -28,6 +28,17 @@ from delayd.gateway.admin import (
     SubjectsListed,
     SubjectsQuery,
 )
+from delayd.gateway.cron_routes import (
+    ComingListed,
+    CronNote,
+    CronQuery,
+    NewSchedule,
+    NextAsked,
+    NextQuery,
+    Schedule,
+    ScheduleDeleted,
+    SchedulesListed,
+)
 from delayd.gateway.groups import Groups
 from delayd.gateway.openapi import AnyOf, Operation, document
 from delayd.gateway.push_routes import NewTarget, Rotation, Terms
@@ -65,7 +76,8 @@ TEXT = "text/plain"
 def operations_of(gateway: Gateway) -> list[Operation]:
     """All that a gateway may be asked."""
     op = Operation
-    admin, push = gateway.admin, gateway.push
+    admin, push, cron = gateway.admin, gateway.push, gateway.cron
+    schedule, match = "/v1/cron/{name}", ("If-Match",)
     many, one = "/v1/subjects/{subject}/messages", "/v1/subjects/{subject}/messages/{id}"
     group = "/v1/subjects/{subject}/groups/{group}"
     given, fate, ended, moved = Given, MessageFate, CancelledMessage, {JSON: When}
@@ -107,15 +119,28 @@ def operations_of(gateway: Gateway) -> list[Operation]:
             query=ByKey,
             takes=moved,
             fails=(404, 409),
+            conditions=match,
+            tagged=True,
         ),
         op(
             *("DELETE", many, "cancel_by_key", "Cancel a pending message.", gateway.cancel, ended),
             query=ByKey,
             fails=(404, 409),
+            conditions=match,
         ),
-        op("GET", one, "get", "What became of a message.", gateway.get, fate, fails=(404,)),
-        op("PATCH", one, "move", "Move a pending message.", gateway.move, given, takes=moved, fails=(404, 409)),
-        op("DELETE", one, "cancel", "Cancel a pending message.", gateway.cancel, ended, fails=(404, 409)),
+        op("GET", one, "get", "What became of a message.", gateway.get, fate, fails=(404,), tagged=True),
+        op(
+            *("PATCH", one, "move", "Move a pending message.", gateway.move, given),
+            takes=moved,
+            fails=(404, 409),
+            conditions=match,
+            tagged=True,
+        ),
+        op(
+            *("DELETE", one, "cancel", "Cancel a pending message.", gateway.cancel, ended),
+            fails=(404, 409),
+            conditions=match,
+        ),
         op(
             *("POST", f"{group}/pull", "pull", "Get due messages for a group.", gateway.pull, PulledMessages),
             takes={JSON: Pull},
@@ -193,6 +218,48 @@ def operations_of(gateway: Gateway) -> list[Operation]:
             *("PUT", "/v1/subjects/{subject}/quota", "set_quota", "Set a subject's quota.", admin.set_quota),
             NewQuota,
             takes={JSON: NewQuota},
+        ),
+        op(
+            *("GET", "/v1/cron", "schedules", "All recurring schedules.", cron.listed, SchedulesListed),
+            query=CronQuery,
+        ),
+        op("GET", schedule, "schedule", "A recurring schedule.", cron.get, Schedule, fails=(404,), tagged=True),
+        op(
+            *("PUT", schedule, "put_schedule", "Make or change a recurring schedule.", cron.put, Schedule),
+            takes={JSON: NewSchedule},
+            fails=(409,),
+            conditions=("If-Match", "If-None-Match"),
+            tagged=True,
+        ),
+        op("DELETE", schedule, "delete_schedule", "End a schedule.", cron.delete, ScheduleDeleted, fails=(404,)),
+        op(
+            *("POST", f"{schedule}/pause", "pause_schedule", "Send nothing for now.", cron.pause, Schedule),
+            takes={JSON: CronNote},
+            may_be_empty=True,
+            fails=(404, 409),
+            conditions=match,
+            tagged=True,
+        ),
+        op(
+            *("POST", f"{schedule}/resume", "resume_schedule", "Send again, from now on.", cron.resume, Schedule),
+            fails=(404, 409),
+            conditions=match,
+            tagged=True,
+        ),
+        op(
+            *("POST", f"{schedule}/run", "run_schedule", "Send one message now.", cron.run, Schedule),
+            fails=(404, 409),
+            tagged=True,
+        ),
+        op(
+            *("GET", f"{schedule}/next", "next_occurrences", "When a schedule fires next.", cron.next, ComingListed),
+            query=NextQuery,
+            fails=(404,),
+        ),
+        op(
+            *("POST", "/v1/recurrence/next", "try_recurrence", "When a recurrence would fire.", cron.preview),
+            ComingListed,
+            takes={JSON: NextAsked},
         ),
         op("GET", "/v1/push", "push_targets", "All push targets.", push.listed, target),
         op(

@@ -103,15 +103,7 @@ class NewMessage(SendOptions, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def content(self) -> bytes:
         """The bytes of the message."""
-        if (self.body is None) == (self.body_base64 is None):
-            raise BadArgument("give body, a text, or body_base64, any bytes")
-        if self.body is not None:
-            return self.body.encode()
-        assert self.body_base64 is not None
-        try:
-            return base64.b64decode(self.body_base64, validate=True)
-        except ValueError as error:
-            raise BadArgument(f"body_base64 is not base64: {error}") from error
+        return body_bytes(self.body, self.body_base64)
 
     def plain_form(self) -> str:
         """How its instant is given to a send of columns, if it has nothing else than that, a body and headers."""
@@ -354,6 +346,26 @@ def milliseconds(name: str, count: float) -> timedelta:
         return timedelta(milliseconds=count)
     except OverflowError as error:
         raise BadArgument(f"{name} is too long") from error
+
+
+def duration_word(length: timedelta) -> str:
+    """A length of time as `duration` reads it, in the largest unit that says it exactly."""
+    count_ms = length // timedelta(milliseconds=1)
+    fitting = [each for each in _UNITS_MS.items() if count_ms and not count_ms % each[1]]
+    name, unit_ms = fitting[-1] if fitting else ("ms", 1)
+    return f"{count_ms // unit_ms}{name}"
+
+
+def body_bytes(text: str | None, encoded: str | None) -> bytes:
+    """What ``body`` or ``body_base64`` of a request stands for; BadArgument unless it has one of them."""
+    if text is not None and encoded is None:
+        return text.encode()
+    if encoded is None or text is not None:
+        raise BadArgument("give body, a text, or body_base64, any bytes")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except ValueError as error:
+        raise BadArgument(f"body_base64 is not base64: {error}") from error
 
 
 def body_of(content: bytes) -> dict[str, str]:

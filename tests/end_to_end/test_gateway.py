@@ -151,6 +151,30 @@ def test_a_stream_is_answered_in_its_order_while_it_is_still_sent(cluster: Clust
     assert cluster.gateway.ask("GET", "/v1/subjects/stream/messages").lines[-1]["pending"] == rows + 2
 
 
+def test_a_message_that_was_changed_since_it_was_seen_is_left_alone(cluster: Cluster) -> None:
+    gateway, path = cluster.gateway, "/v1/subjects/seen/messages"
+    sent = gateway.ask("POST", f"{path}?delay=1h&key=k", b"one").json
+    seen = gateway.ask("GET", f"{path}?key=k").headers["etag"]
+    assert gateway.ask("GET", f"{path}/{sent['id']}").headers["etag"] == seen
+    moved = gateway.ask("PATCH", f"{path}?key=k", {"delay": "2h"}, {"if-match": seen})
+    assert moved.status == 200 and moved.headers["etag"] != seen, moved
+    bodies: dict[str, Json | None] = {"PATCH": {"delay": "3h"}, "DELETE": None}
+    for method, body in bodies.items():
+        for name in ("?key=k", f"/{sent['id']}"):
+            late = gateway.ask(method, f"{path}{name}", body, {"if-match": seen})
+            assert (late.status, late.code) == (412, "precondition_failed"), late
+            assert late.headers["etag"] == moved.headers["etag"]
+    gateway.ask("POST", f"{path}?delay=1h&key=k&on_conflict=replace", b"two")
+    assert gateway.ask("DELETE", f"{path}?key=k", None, {"if-match": moved.headers["etag"]}).status == 412
+    newest = gateway.ask("GET", f"{path}?key=k").headers["etag"]
+    assert gateway.ask("DELETE", f"{path}?key=k", None, {"if-match": newest}).status == 200
+    assert "etag" not in gateway.ask("GET", f"{path}?key=k").headers
+    ended = gateway.ask("DELETE", f"{path}?key=k", None, {"if-match": newest})
+    assert (ended.status, ended.code) == (409, "cancelled")
+    assert gateway.ask("DELETE", f"{path}?key=none", None, {"if-match": newest}).status == 404
+    assert gateway.ask("DELETE", f"{path}?key=k", None, {"if-match": "x"}).code == "bad_argument"
+
+
 def test_lines_of_all_forms_are_each_kept_or_refused_by_itself(cluster: Cluster) -> None:
     def lines(number: int) -> list[Json]:
         return [
