@@ -329,8 +329,9 @@ class Supervisor:
     def _advice(self) -> Iterator[str]:
         """Advice for the user who has just started the servers."""
         address = self._meta_address()
+        scheme = "http" if self._plan.tls.tls_cert is None else "https"
         others = [
-            f"{called(role)} at {from_here(child.ready.endpoint)}"
+            f"{called(role)} at {f'{scheme}://' if role == GATEWAY else ''}{from_here(child.ready.endpoint)}"
             for role, child in self._children.items()
             if child.ready is not None and role != FIRST and role not in self._down and not child.held
         ]

@@ -133,7 +133,9 @@ class Caller:
         family, kind, protocol, _, address = info
         why = None if self._allow_private else private_because(address[0])
         if why is not None:
-            raise PrivateAddress(f"{address[0]} is {why}, and gateways POST to public addresses only")
+            raise PrivateAddress(
+                f"{address[0]} is {why}; without --allow-private gateways POST to public addresses only"
+            )
         made = socket.socket(family, kind, protocol)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made

@@ -133,7 +133,7 @@ def test_http_is_served_at_the_fourth_port_and_a_gateway_that_is_killed_comes_ba
         running.until_ready()
         (first,) = running.ready("gateway")
         assert first.endpoint.port == four_ports + 3
-        assert f"; the gateway at 127.0.0.1:{four_ports + 3}\n" in running.errors
+        assert f"; the gateway at http://127.0.0.1:{four_ports + 3}\n" in running.errors
         url = f"http://127.0.0.1:{four_ports + 3}/v1/subjects/s/messages?delay=1h"
         with urllib.request.urlopen(url, b"x", DEADLINE_S) as answer:
             assert answer.status == 201
