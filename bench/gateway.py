@@ -41,7 +41,7 @@ DUE = (
 )
 PULL = (
     b"POST /v1/subjects/due/groups/g/pull HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 34\r\n\r\n"
-    b'{"max_messages":10,"wait_ms":9000}'
+    b'{"max_messages":10,"wait_ms":1000}'
 )
 ACK = b"POST /v1/leases/ack HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
 
@@ -56,7 +56,7 @@ def main() -> None:
     wanted = parser.parse_args()
     with servers("realtime", "delay") as running, serving_gateway(running.meta) as (pid, port):
         figures = uvloop.run(_measure(pid, port, wanted.singles, wanted.stream, wanted.connections))
-        figures |= uvloop.run(_measure_pulls(pid, port, wanted.pulls))
+        figures |= uvloop.run(_measure_pulls(pid, port, wanted.pulls, wanted.connections))
     print(json.dumps({"bench": "gateway", "connections": wanted.connections, **figures}), flush=True)
 
 
@@ -90,29 +90,40 @@ async def _measure(pid: int, port: int, singles: int, stream: int, connections: 
     return figures
 
 
-async def _measure_pulls(pid: int, port: int, pulls: int) -> Figures:
-    """Pull what is due by ten, and acknowledge each ten: half of them at once, half of them one by one."""
+async def _measure_pulls(pid: int, port: int, pulls: int, connections: int) -> Figures:
+    """Pull what is due by ten on all connections; then acknowledge half of it one by one, and the rest by ten."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(0, pulls * PULL_ROWS, DUE_ROWS):
         await _asked(reader, writer, DUE)
-    spent = dict.fromkeys(("pull", "ack_10", "ack_1"), 0.0)
-    acks = dict.fromkeys(spent, 0)
-    for number in range(pulls):
-        before = cpu_ms(pid)
-        pulled: list[dict[str, object]] = json.loads(await _asked(reader, writer, PULL))["messages"]
-        if len(pulled) == PULL_ROWS:  # The first ones come while messages are still handed over.
-            spent["pull"] += cpu_ms(pid) - before
-            acks["pull"] += 1
-        leases = [each["lease"] for each in pulled]
-        word, each_ack = ("ack_1", [[lease] for lease in leases]) if number % 2 else ("ack_10", [leases])
-        before = cpu_ms(pid)
-        for some in each_ack:
-            body = json.dumps({"leases": some}).encode()
-            await _asked(reader, writer, ACK % len(body) + body)
-        spent[word] += cpu_ms(pid) - before
-        acks[word] += len(each_ack)
     writer.close()
-    return {f"{word}_cpu_us": round(spent[word] * 1_000 / acks[word], 1) for word in spent}
+    leases: list[list[str]] = []
+
+    async def pull() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while pulled := json.loads(await _asked(reader, writer, PULL))["messages"]:
+            leases.append([each["lease"] for each in pulled])
+        writer.close()
+
+    async def ack(words: list[list[str]]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while words:
+            body = json.dumps({"leases": words.pop()}).encode()
+            await _asked(reader, writer, ACK % len(body) + body)
+        writer.close()
+
+    before_ms = cpu_ms(pid)
+    await asyncio.gather(*(pull() for _ in range(connections)))
+    figures: Figures = {"pulled": sum(map(len, leases)), "pulls": len(leases)}
+    figures["pull_cpu_us"] = round((cpu_ms(pid) - before_ms) * 1_000 / len(leases), 1)
+    half = len(leases) // 2
+    for name, words in (
+        ("ack_cpu_us", [[lease] for some in leases[:half] for lease in some]),
+        ("ack_10_cpu_us", leases[half:]),
+    ):
+        count, before_ms = len(words), cpu_ms(pid)
+        await asyncio.gather(*(ack(words) for _ in range(connections)))
+        figures[name] = round((cpu_ms(pid) - before_ms) * 1_000 / count, 1)
+    return figures
 
 
 async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:

@@ -80,10 +80,13 @@ class Gateway:
         self.console = Console(meta, push, secret, clock)
         self._producer: AsyncProducer | None = None
         self._stopping = asyncio.Event()
+        self._listening: set[asyncio.Task[None]] = set()  # For callers of pulls and streams who hang up.
 
     def stop(self) -> None:
         """Pulls that wait and streams end now, as if nobody were there any more; they are answered."""
         self._stopping.set()
+        for listening in list(self._listening):
+            listening.cancel()
 
     def _until_stop(self, request: Request) -> Receive:
         async def receive() -> Message:
@@ -161,11 +164,20 @@ class Gateway:
         return Lines(events, EVENTS)
 
     def _gone(self, request: Request) -> Callable[[], Coroutine[None, None, None]]:
-        receive = self._until_stop(request)
-
         async def gone() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            task = asyncio.current_task()
+            assert task is not None, "whoever pulls listens in a task beside the pull"
+            if self._stopping.is_set():
+                return
+            self._listening.add(task)
+            try:
+                while (await request.receive())["type"] != "http.disconnect":
+                    pass
+            except asyncio.CancelledError:
+                if not self._stopping.is_set():
+                    raise
+            finally:
+                self._listening.discard(task)
 
         return gone
 

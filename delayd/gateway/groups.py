@@ -26,7 +26,7 @@ from delayd.gateway.values import PULL_MAX, Extension, Follow, GivenBack, Leases
 CONSUMERS_MAX = 1_000  # Subjects and groups that are pulled from at one time; each has a connection.
 IDLE_S = 60.0  # A consumer that nobody asks for so long is closed.
 HELD_MAX = 100_000  # Messages that are held at one time.
-LEASE_BYTES = 15
+LEASE_BYTES, LEASE_CHARS = 15, 20  # In base64, which has four characters for three bytes.
 QUIET_MS = 15_000  # Proxies end a line on which nothing goes for longer.
 LOOK_S = 0.05  # How often a stream whose listener holds enough looks for words about it.
 
@@ -102,7 +102,10 @@ class Groups:
         if batch.outage is not None:
             raise batch.outage
         ends_at = time.monotonic() + wish.lease_ms / 1_000
-        return [self._hold(message, ends_at) for message in batch]
+        # Random bytes for all leases cost one call of the system.
+        drawn = secrets.token_urlsafe(LEASE_BYTES * len(batch))
+        leases = [drawn[first : first + LEASE_CHARS] for first in range(0, len(drawn), LEASE_CHARS)]
+        return [self._hold(*each, ends_at) for each in zip(leases, batch, strict=True)]
 
     async def follow(
         self, subject: str, group: str, wish: Follow, gone: Callable[[], Coroutine[None, None, None]]
@@ -165,8 +168,7 @@ class Groups:
             puller = self._pullers[whose] = _Puller(consumer)
         return puller
 
-    def _hold(self, message: AsyncMessage, ends_at: float) -> dict[str, object]:
-        lease = secrets.token_urlsafe(LEASE_BYTES)
+    def _hold(self, lease: str, message: AsyncMessage, ends_at: float) -> dict[str, object]:
         self._held[lease] = _Held(message, ends_at)
         return {"lease": lease, **shown(message)}
 
