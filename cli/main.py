@@ -202,7 +202,7 @@ PLACES = {
     ),
     "top": CommandPlace("status_command", "top", "Watch rates, pending messages and the lag of groups."),
     "servers": CommandPlace("servers", "servers", "List the servers that meta knows."),
-    "server": CommandPlace("servers", "server", "Make meta forget a server."),
+    "server": CommandPlace("servers", "server", "Cordon, empty, retire or forget a server."),
     "target": CommandPlace(
         "owners", "target", "List realtime servers, and decide on those that lost data or are gone."
     ),

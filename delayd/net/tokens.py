@@ -238,7 +238,9 @@ class TokenBook:
         digest = digest_of(token)
         meter = self._by_digest.get(digest)
         if meter is None or not self.is_valid(meter, digest):
-            raise BadToken("this token is not valid here: it is another cluster's, was revoked, or is over")
+            raise BadToken(
+                "this token is not valid here: it is another cluster's, was revoked, is over, or was made this second"
+            )
         meter.used = True
         return Pass(meter, digest)
 
