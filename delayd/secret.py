@@ -39,6 +39,7 @@ FILE_BYTES_MAX = 1024  # A secret is one short line or two; a larger file is som
 _SERVER = b"delayd 1, the server proves: "
 _DIALLER = b"delayd 1, the dialler proves: "
 _OPERATOR = b"delayd 1, an operator notes: "
+_SESSION = b"delayd 1, a gateway lets in: "
 
 
 log = logging.getLogger(__name__)
@@ -90,12 +91,22 @@ class Secret:
     def note_signature(self, note: bytes) -> bytes:
         """The signature of an operator's note: 32 bytes."""
         self._look()
-        return _signature(self._keys[0], note)
+        return _signature(self._keys[0], _OPERATOR, note)
 
     def is_note_signature(self, shown: bytes, note: bytes) -> bool:
         """Whether somebody who had one of these secrets has signed a note."""
         self._look()
-        return any(same_proof(shown, _signature(key, note)) for key in self._keys)
+        return any(same_proof(shown, _signature(key, _OPERATOR, note)) for key in self._keys)
+
+    def session_signature(self, session: bytes) -> bytes:
+        """The signature of a session at gateways: 32 bytes."""
+        self._look()
+        return _signature(self._keys[0], _SESSION, session)
+
+    def is_session_signature(self, shown: bytes, session: bytes) -> bool:
+        """Whether a gateway that had one of these secrets has signed a session."""
+        self._look()
+        return any(same_proof(shown, _signature(key, _SESSION, session)) for key in self._keys)
 
     def _look(self) -> None:
         """Read the file again if it has changed; one that can't be used leaves what is known."""
@@ -131,8 +142,8 @@ def _proof(key: bytes, label: bytes, exchange: Exchange) -> bytes:
     return hmac.digest(key, spoken, hashlib.sha256)
 
 
-def _signature(key: bytes, note: bytes) -> bytes:
-    return hmac.digest(key, _OPERATOR + note, hashlib.sha256)
+def _signature(key: bytes, label: bytes, signed: bytes) -> bytes:
+    return hmac.digest(key, label + signed, hashlib.sha256)
 
 
 def same_proof(shown: bytes, expected: bytes) -> bool:

@@ -77,7 +77,7 @@ class Gateway:
         self.push = PushRoutes(push)
         self.admin = AdminRoutes(meta, secret)
         self.cron = CronRoutes(lambda: self.producer, self._now_ms)
-        self.console = Console(meta, push, secret, clock)
+        self.console = Console(meta, push, secret, clock, callers)
         self._producer: AsyncProducer | None = None
         self._stopping = asyncio.Event()
         self._listening: set[asyncio.Task[None]] = set()  # For callers of pulls and streams who hang up.
@@ -219,6 +219,7 @@ def app_of(gateway: Gateway) -> ASGIApp:
     return Front(
         Paths([*paths.items(), *by_path(gateway.console.routes())]),
         gateway.callers,
+        gateway.console.refused,
         gateway.hosts,
         lifespan,
         gateway.answered,

@@ -1,8 +1,9 @@
 """Callers: who may ask a gateway for what, by the cluster's tokens (docs/security.md, Tokens).
 
-Invariant: while tokens are asked for, a route is served to no caller without one, and a route that is not in `RIGHTS`
-to those alone who may administer everything. A gateway with the cluster's secret proves it for all that it does, so
-nothing else stands between its callers and the servers; until it has heard which tokens there are, it serves nobody.
+Invariant: while tokens are asked for, a route is served to no caller without one, and a route that is in neither
+`RIGHTS` nor `PAGES` to those alone who may administer everything. The cookie of a session counts for pages alone. A
+gateway with the cluster's secret proves it for all that it does, so nothing else stands between its callers and the
+servers; until it has heard which tokens there are, it serves nobody.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from delayd.client.asking.tokens import token_page
 from delayd.errors import BadToken, DelaydError, NotAllowed, NotReady
 from delayd.gateway.problems import Refusal
 from delayd.gateway.sends import part
+from delayd.gateway.sessions import cookie_of, session_of
+from delayd.machine.operating import LogLimit
 from delayd.net.tokens import Pass, TokenBook
 from delayd.secret import Secret
 from delayd.wire.tokens import Right
 
 log = logging.getLogger(__name__)
+limited = LogLimit(log)
 
 ASK_S = 1.0  # So soon a token that was revoked is refused.
 HEARD_S = 5.0  # So long a request waits after the start.
 PASSES_MAX = 10_000
+WRONG_S = 1.0  # So long whoever signs in with a token that is none waits for the answer.
 
 _MESSAGES, _MESSAGE = "/v1/subjects/{subject:path}/messages", "/v1/subjects/{subject:path}/messages/{id}"
 # The right that a route needs for the subject in its path.
@@ -40,6 +45,8 @@ RIGHTS = {
     ("POST", "/v1/subjects/{subject:path}/groups/{group}/pull"): Right.CONSUME,
     ("GET", "/v1/subjects/{subject:path}/groups/{group}/events"): Right.CONSUME,
     ("GET", "/v1/subjects/{subject:path}/groups"): Right.INSPECT,
+    ("GET", "/v1/subjects/{subject:path}/groups/{group}"): Right.INSPECT,
+    ("GET", "/v1/subjects/{subject:path}/groups/{group}/dead"): Right.INSPECT,
     ("GET", "/v1/subjects"): Right.INSPECT,
     ("GET", "/v1/groups"): Right.INSPECT,
     ("GET", "/v1/quotas"): Right.INSPECT,
@@ -47,7 +54,51 @@ RIGHTS = {
 }
 # A lease is 256 random bits that only who has pulled was told.
 LEASES = ("/v1/leases/ack", "/v1/leases/nack", "/v1/leases/reject", "/v1/leases/extend")
-OPEN = ("/healthz", "/readyz", "/v1/openapi.json")  # They say nothing of messages.
+OPEN = ("/healthz", "/readyz", "/v1/openapi.json", "/session", "/session/end", "/static/{name}")  # Nothing of messages.
+
+_LOOK, _CANCEL, _DECIDE = (Right.INSPECT,), (Right.INSPECT, Right.CANCEL), (Right.ADMINISTER,)
+_SCHEDULES = (Right.INSPECT, Right.SEND)
+_PAGE, _GROUP = "/subjects/{subject}/messages/{id}", "/subjects/{subject}/groups/{group}"
+# All the rights that a page of the console needs, for the subject in its path, or for everything: those of its calls.
+# Who may not do what a form is for does not see the form.
+PAGES = {
+    "/": _LOOK,
+    "/open": (Right.ANY,),
+    "/servers": (Right.ANY,),
+    "/groups": _LOOK,
+    "/quotas": _LOOK,
+    "/quotas/{subject}": _DECIDE,
+    "/subjects": _LOOK,
+    "/subjects/{subject}": _LOOK,
+    "/subjects/{subject}/find": _LOOK,
+    "/subjects/{subject}/pending": _LOOK,
+    "/subjects/{subject}/cancel": (Right.CANCEL,),
+    _PAGE: _LOOK,
+    f"{_PAGE}/cancel": _CANCEL,
+    f"{_PAGE}/move": _CANCEL,
+    f"{_PAGE}/edit": (*_CANCEL, Right.SEND),
+    _GROUP: _LOOK,
+    f"{_GROUP}/pause": _DECIDE,
+    f"{_GROUP}/resume": _DECIDE,
+    f"{_GROUP}/dead": _LOOK,
+    f"{_GROUP}/dead/redrive": _DECIDE,
+    f"{_GROUP}/dead/purge": _DECIDE,
+    f"{_GROUP}/dead/{{id}}": _LOOK,
+    f"{_GROUP}/dead/{{id}}/redrive": _DECIDE,
+    f"{_GROUP}/dead/{{id}}/purge": _DECIDE,
+    "/schedules": _LOOK,
+    "/schedules/{name}": _LOOK,
+    "/schedules/{name}/run": _SCHEDULES,
+    "/schedules/{name}/pause": _SCHEDULES,
+    "/schedules/{name}/resume": _SCHEDULES,
+    "/schedules/{name}/delete": _CANCEL,
+    "/push": _DECIDE,
+    "/push/{name}": _DECIDE,
+    "/push/{name}/pause": _DECIDE,
+    "/push/{name}/resume": _DECIDE,
+    "/push/{name}/test": _DECIDE,
+    "/push/{name}/delete": _DECIDE,
+}
 
 
 class Callers:
@@ -86,32 +137,75 @@ class Callers:
         """Refuse a request that its caller may not make; ``path`` is that of its route, with names in braces."""
         if path in OPEN:
             return
-        if not self._heard.is_set():
-            await self._until_heard()
+        await self.until_heard()
         if self._book.is_closed:
             method = "GET" if request.method == "HEAD" else request.method
-            self._check(request, path, RIGHTS.get((method, path), Right.ADMINISTER))
+            self._check(request, path, PAGES.get(path) or (RIGHTS.get((method, path), Right.ADMINISTER),))
 
-    async def _until_heard(self) -> None:
+    async def sign_in(self, request: Request, text: str) -> str:
+        """The header that lets a browser in until it ends.
+
+        Raises:
+            Refusal: the form comes from another page.
+            BadToken: the token is none of this cluster, was revoked or is over; it takes `WRONG_S` to say so.
+        """
+        need_own_page(request)
+        await self.until_heard()
+        assert self._secret is not None, "nobody is asked for a token by a gateway without the secret"
+        try:
+            entry = self._book.pass_of(text)
+        except BadToken:
+            limited.warning("sign_in_refused", "sign_in_refused peer=%s", request.client.host if request.client else "")
+            await asyncio.sleep(WRONG_S)
+            raise
+        log.info("signed_in by=%r", entry.name)
+        record = entry.meter.record
+        ends_ms = record.old_until_ms if entry.digest == record.old_digest else record.expires_ms
+        return cookie_of(request, self._secret, entry.digest, ends_ms)
+
+    def visitor(self, request: Request) -> Pass | None:
+        """Who is signed in in the browser that asks; None for nobody, or when the token is not valid any more."""
+        session = None if self._secret is None else session_of(request, self._secret)
+        if session is None:
+            return None
+        try:
+            return self._book.pass_by(session.digest)
+        except BadToken:
+            return None
+
+    async def until_heard(self) -> None:
+        """Wait until it is known which tokens there are. Raises NotReady."""
+        if self._heard.is_set():
+            return
         try:
             async with asyncio.timeout(HEARD_S):
                 await self._heard.wait()
         except TimeoutError:
             raise NotReady("meta has not told this gateway yet which tokens there are", retry_after_ms=1_000) from None
 
-    def _check(self, request: Request, path: str, right: Right) -> None:
-        entry = self._entry(request)
+    def _check(self, request: Request, path: str, rights: tuple[Right, ...]) -> None:
+        entry = self._visiting(request) if path in PAGES and "authorization" not in request.headers else None
+        entry = entry or self._entry(request)
         size = request.headers.get("content-length", "0")
         entry.meter.take(int(size) if size.isdigit() else 0)
         if path in LEASES:
-            right, subject = Right.CONSUME, ""
+            rights, subject = (Right.CONSUME,), ""
         else:
             subject = part(request, "subject") if "subject" in request.path_params else ">"
-        if not entry.allows(right, subject):
-            whose = "everything" if subject == ">" else subject or "a subject"
-            raise NotAllowed(f"the token {entry.name} does not allow this: it needs the right to {right.value} {whose}")
-        if right is Right.ADMINISTER:
+        for right in rights:
+            if right is not Right.ANY and not entry.allows(right, subject):
+                whose = "everything" if subject == ">" else subject or "a subject"
+                raise NotAllowed(
+                    f"the token {entry.name} does not allow this: it needs the right to {right.value} {whose}"
+                )
+        if Right.ADMINISTER in rights:
             log.info("administered request=%s by=%r path=%r", request.method, entry.name, request.url.path)
+
+    def _visiting(self, request: Request) -> Pass | None:
+        entry = self.visitor(request)
+        if entry is not None and request.method == "POST":
+            need_own_page(request)
+        return entry
 
     def _entry(self, request: Request) -> Pass:
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
@@ -154,3 +248,13 @@ class Callers:
                     log.warning("tokens_not_heard code=%s reason=%r", error.code, error.message)
                 self._away = True
                 await asyncio.sleep(ASK_S)
+
+
+def need_own_page(request: Request) -> None:
+    """Refuse a form unless its browser says that a page of this gateway has sent it, beside the guard of all requests.
+
+    Raises:
+        Refusal: it says nothing.
+    """
+    if "origin" not in request.headers and request.headers.get("sec-fetch-site") != "same-origin":
+        raise Refusal(403, "foreign_request", "this form names no page that has sent it; use a browser of our days")

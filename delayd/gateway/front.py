@@ -32,6 +32,7 @@ from delayd.gateway.sends import Lines
 log = logging.getLogger(__name__)
 
 Serve = Callable[[Request], Awaitable[Response]]
+Refused = Callable[[Request, str, DelaydError | Refusal], Response | None]
 
 READS = frozenset({"GET", "HEAD"})
 OWN_SITE = frozenset({"same-origin", "none"})
@@ -113,13 +114,22 @@ class Paths:
 
 
 class Front:
-    """The whole app, as ASGI. ``answered`` counts answers by method and status."""
+    """The whole app, as ASGI. ``answered`` counts answers by method and status; ``refused`` answers a caller who may
+    not ask a path, where that is a page.
+    """
 
     def __init__(
-        self, paths: Paths, callers: Callers, hosts: Iterable[str], lifespan: Router, answered: Counter[tuple[str, int]]
+        self,
+        paths: Paths,
+        callers: Callers,
+        refused: Refused,
+        hosts: Iterable[str],
+        lifespan: Router,
+        answered: Counter[tuple[str, int]],
     ) -> None:
         self._paths = paths
         self._callers = callers
+        self._refused = refused
         self._hosts = frozenset(hosts)
         self._known_hosts: set[str] = set()
         self._lifespan = lifespan
@@ -155,7 +165,13 @@ class Front:
         template, serve, parts = self._paths.find(scope["method"], scope["path"])
         scope["path_params"] = parts
         if self._callers.asks:
-            await self._callers.check(request, template)
+            try:
+                await self._callers.check(request, template)
+            except (DelaydError, Refusal) as error:
+                page = self._refused(request, template, error)
+                if page is None:
+                    raise
+                return page
         return await serve(request)
 
     def _foreign(self, request: Request) -> str | None:

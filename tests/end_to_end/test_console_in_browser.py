@@ -72,6 +72,7 @@ def paths(shown: Shown) -> list[str]:
             "/schedules",
             "/schedules/report",
             "/schedules/report/pause",
+            "/session",
         ),
     ]
 
@@ -88,19 +89,22 @@ def test_no_page_breaks_its_own_policy_or_runs_what_a_message_has_in_it(shown: S
     drive(tmp_path, look)
 
 
-def test_axe_finds_nothing_serious_on_any_page_in_light_dark_and_on_a_phone(shown: Shown, tmp_path: Path) -> None:
+def axe_script() -> str:
+    """What a page is asked for all that axe finds there."""
     axe = pytest.importorskip("axe_core_python", reason="axe is not installed here, so nobody asks it")
     script = resources.files(axe).joinpath("axe.min.js").read_text(encoding="utf-8")
+    return script + ";axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.length, v.nodes[0].html]))"
+
+
+def test_axe_finds_nothing_serious_on_any_page_in_light_dark_and_on_a_phone(shown: Shown, tmp_path: Path) -> None:
+    script = axe_script()
 
     async def look(page: Page) -> None:
         for width, dark in ((1_100, False), (1_100, True), (390, False)):
             await page.look(width=width, dark=dark)
             for path in paths(shown):
                 await page.open(shown.url + path)
-                await page.run(script + ";0")
-                found = await page.run(
-                    "axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.length, v.nodes[0].html]))"
-                )
+                found = await page.run(script)
                 assert found == [], (path, width, dark, found)
 
     drive(tmp_path, look)

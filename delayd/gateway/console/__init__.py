@@ -9,6 +9,7 @@ A map, from a request to the page.
     pending     pending messages of a subject: found, looked at, cancelled, moved, sent anew in another form
     letters     dead letters of a group: looked at, sent again, deleted
     targets     push targets
+    sessions    sign-in with a token, and what it allows
     schedules   recurring schedules, and their next occurrences
     drawing     sections of a page, and how each is drawn; texts of instants and counts
     templates/  HTML; static/ has the style that the report of an audit does not have

@@ -16,13 +16,15 @@ from starlette.routing import BaseRoute, Route
 from delayd.client.admin import AsyncAdmin
 from delayd.client.producer import AsyncProducer
 from delayd.errors import DelaydError
+from delayd.gateway.callers import PAGES, Callers
 from delayd.gateway.clock import MovableClock
 from delayd.gateway.console.desk import PageDesk
-from delayd.gateway.console.drawing import KEEP, LinkRow, Verdict
+from delayd.gateway.console.drawing import KEEP, LinkRow, Section, Verdict
 from delayd.gateway.console.letters import LetterPages
 from delayd.gateway.console.overview import ClusterPages
 from delayd.gateway.console.pending import PendingPages
 from delayd.gateway.console.schedules import SchedulePages
+from delayd.gateway.console.sessions import SessionPages
 from delayd.gateway.console.subjects import SubjectPages
 from delayd.gateway.console.targets import TargetPages
 from delayd.gateway.problems import Refusal, problem
@@ -35,7 +37,9 @@ PageMaker = Callable[[Request], Awaitable[Response]]
 class Console:
     """Pages for people; belongs to the loop of its gateway."""
 
-    def __init__(self, meta: str, push: Push, secret: Secret | None, clock: MovableClock | None) -> None:
+    def __init__(
+        self, meta: str, push: Push, secret: Secret | None, clock: MovableClock | None, callers: Callers
+    ) -> None:
         self._desk = PageDesk(meta, push, secret, clock)
         self._cluster = ClusterPages(self._desk)
         self._subjects = SubjectPages(self._desk)
@@ -43,6 +47,7 @@ class Console:
         self._letters = LetterPages(self._desk)
         self._schedules = SchedulePages(self._desk)
         self._targets = TargetPages(self._desk)
+        self._sessions = SessionPages(self._desk, callers)
 
     def start(self, producer: AsyncProducer, admin: AsyncAdmin) -> None:
         """Ask by way of these from now on."""
@@ -53,7 +58,7 @@ class Console:
         one, group = "/subjects/{subject}/messages/{id}", "/subjects/{subject}/groups/{group}"
         letters, letter = f"{group}/dead", f"{group}/dead/{{id}}"
         cluster, subjects, pending, dead = self._cluster, self._subjects, self._pending, self._letters
-        schedules, targets = self._schedules, self._targets
+        schedules, targets, sessions = self._schedules, self._targets, self._sessions
         return [
             self._page("/", cluster.overview),
             self._page("/servers", cluster.servers),
@@ -90,8 +95,19 @@ class Console:
             self._page("/push/{name}/resume", targets.ask_resume, targets.resume),
             self._page("/push/{name}/test", targets.ask_test, targets.test),
             self._page("/push/{name}/delete", targets.ask_delete, targets.delete),
+            self._page("/session", sessions.shown, sessions.sign_in),
+            self._page("/session/end", sessions.shown, sessions.sign_out),
+            self._page("/open", sessions.open),
             Route("/static/{name}", self._static, methods=["GET"]),
         ]
+
+    def refused(self, request: Request, template: str, error: DelaydError | Refusal) -> Response | None:
+        """The page for a caller who may not see one, or has to sign in first; None where programs ask."""
+        if template not in PAGES:
+            return None
+        if isinstance(error, Refusal) and error.status == 401:
+            return self._sessions.asked(request, error)
+        return self._fault(error, *self._sessions.may(request))
 
     def _page(self, path: str, show: PageMaker, change: PageMaker | None = None) -> Route:
         """A page, and what a form on it does."""
@@ -104,7 +120,7 @@ class Console:
 
         return Route(path, asked, methods=["GET"] if change is None else ["GET", "POST"])
 
-    def _fault(self, error: DelaydError | Refusal) -> Response:
+    def _fault(self, error: DelaydError | Refusal, *more: Section) -> Response:
         told = problem(error)
         status, retry_ms = told["status"], told.get("retry_after_ms")
         assert isinstance(status, int)
@@ -114,6 +130,7 @@ class Console:
         return self._desk.drawing.page(
             "That did not work",
             Verdict(str(told["detail"]), (f"{status} {told['code']}",), "bad"),
+            *more,
             LinkRow([("Overview", "/")]),
             status=status,
             headers=headers,

@@ -101,10 +101,10 @@ def from_ms(instant: int) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=instant)
 
 
-async def form_of(request: Request, *names: str) -> Mapping[str, str]:
+async def form_of(request: Request, *names: str, most: int = FORM_BYTES_MAX) -> Mapping[str, str]:
     """The fields of a form that was sent, each of ``names`` at most once; BadArgument for anything else in it."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = await read_body(request, FORM_BYTES_MAX)
+    body = await read_body(request, most)
     if body and kind != FORM:
         raise Refusal(415, "bad_media_type", f"a form is sent as {FORM}")
     return _read(body, names, "form")

@@ -31,6 +31,7 @@ NAV = (
     ("Push targets", "/push"),
     ("Quotas", "/quotas"),
     ("Servers", "/servers"),
+    ("Session", "/session"),
 )
 NONE = "–"
 
