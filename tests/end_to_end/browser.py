@@ -9,10 +9,12 @@ import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.waiting import wait_until
 
@@ -119,6 +121,13 @@ def drive(folder: Path, play: Callable[[Page], Awaitable[None]]) -> None:
 
     with _chromium(folder) as port:
         asyncio.run(played(port))
+
+
+def axe_script() -> str:
+    """What a page is asked for all that axe finds there."""
+    axe = pytest.importorskip("axe_core_python", reason="axe is not installed here, so nobody asks it")
+    script = resources.files(axe).joinpath("axe.min.js").read_text(encoding="utf-8")
+    return script + ";axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.length, v.nodes[0].html]))"
 
 
 @contextmanager

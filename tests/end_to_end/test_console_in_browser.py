@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
-from importlib import resources
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import pytest
 from matplotlib.image import imread
 
 import delayd
-from tests.end_to_end.browser import BROWSER, Page, drive
+from tests.end_to_end.browser import BROWSER, Page, axe_script, drive
 from tests.end_to_end.gateways import gateway_of
 from tests.end_to_end.processes import ServerProcess
 from tests.waiting import wait_until
@@ -87,13 +86,6 @@ def test_no_page_breaks_its_own_policy_or_runs_what_a_message_has_in_it(shown: S
         assert [each for each in page.complaints if "400 (Bad Request)" not in each] == []
 
     drive(tmp_path, look)
-
-
-def axe_script() -> str:
-    """What a page is asked for all that axe finds there."""
-    axe = pytest.importorskip("axe_core_python", reason="axe is not installed here, so nobody asks it")
-    script = resources.files(axe).joinpath("axe.min.js").read_text(encoding="utf-8")
-    return script + ";axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.length, v.nodes[0].html]))"
 
 
 def test_axe_finds_nothing_serious_on_any_page_in_light_dark_and_on_a_phone(shown: Shown, tmp_path: Path) -> None:
