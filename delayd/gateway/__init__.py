@@ -9,6 +9,7 @@ It is a client of the servers, like any other, and keeps nothing that must last.
     sends       a body of a request becomes messages, and receipts become an answer
     messages    what became of a message; cancel and move it; list what is pending
     callers     which callers may ask for what, by the cluster's tokens
+    sessions    what the cookie of somebody who has signed in to the console holds
     groups      messages are pulled for a group, and held here under a name until they are settled
     push        due messages are POSTed to the targets that meta has (docs/push.md)
     pusher      one target: pulled, POSTed, settled
