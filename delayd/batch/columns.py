@@ -59,7 +59,7 @@ class ColumnId(IntEnum):
     ACCEPTED_AT_MS = 10  # When the delay server appended it; there where a row was already due then.
     ORIGIN_SEQUENCE = 11  # Of a moved row: the sequence of the message's first row at this server; else 0.
     ATTEMPT = 12  # Reserved.
-    ROW_FLAGS = 13  # What to do when the key is taken: 0 reject, 1 keep, 2 replace (docs/keys.md). Absent: 0.
+    ROW_FLAGS = 13  # What to do when the key is taken: 0 reject, 1 keep, 2 replace, 3 record (docs/keys.md). Absent: 0.
     ORDERING_KEY_HASH = 14  # The first 8 bytes of a BLAKE2b of 8 bytes of the ordering key, 1 in place of 0; 0: none.
     EXPIRES_AT_MS = 15  # From this instant on the message is not delivered; 0, or no column: never.
     ENTRY = 16  # A row of the pull log (docs/formats/pull.md).
@@ -91,6 +91,7 @@ DTYPES: dict[int, np.dtype[np.generic]] = {
     ColumnId.CONTENT_HASH: np.dtype("<u8"),
     ColumnId.WANTED_AT_MS: np.dtype("<i8"),
 }
+RECORD_FLAG = 3  # In ROW_FLAGS: the row behind it in the batch is kept only with this one (docs/once.md).
 # The columns of ends: each has a region in the heap. Regions stand in the order of their columns' ids.
 REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)
 # Columns without a region that stay with a row wherever it is copied to a batch that may have them; 0 states nothing.

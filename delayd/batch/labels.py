@@ -35,9 +35,17 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
-from delayd.batch.columns import FEW_ROWS, ColumnId, Int64s, padded
+from delayd.batch.columns import FEW_ROWS, RECORD_FLAG, ColumnId, Int64s, padded
 from delayd.batch.content import UInt64s, region_of
-from delayd.batch.names import RECURRING_SUBJECT, RESERVED, RETRY_PREFIX, TAG_BYTES_MAX, TAGS_MAX, is_reserved
+from delayd.batch.names import (
+    RECORD_SUBJECT,
+    RECURRING_SUBJECT,
+    RESERVED,
+    RETRY_PREFIX,
+    TAG_BYTES_MAX,
+    TAGS_MAX,
+    is_reserved,
+)
 from delayd.errors import BadHeaders, BadSubject, BadTags, BatchMalformed
 
 Headers = dict[str, str | bytes]
@@ -364,7 +372,7 @@ SKIPPED = "delayd.skipped"  # Why it is not delivered.
 SKIPPED_UNTIL_MS = "delayd.skipped_until_ms"  # The last instant of the range,
 SKIPPED_COUNT = "delayd.skipped_count"  # and how many occurrences it has.
 
-_RETRY, _RECURRING = RETRY_PREFIX.encode(), RECURRING_SUBJECT.encode()
+_RETRY, _RECURRING, _RECORD = RETRY_PREFIX.encode(), RECURRING_SUBJECT.encode(), RECORD_SUBJECT.encode()
 _LIFE = LIFE_PREFIX.encode()
 _TAG = TAG_PREFIX.encode()
 
@@ -383,7 +391,11 @@ def check_own(batch: Batch) -> None:
     if ColumnId.ORIGIN_SEQUENCE in batch.offsets:
         raise BatchMalformed("the column origin_sequence is given by the server, to rows that it moves")
     table = batch.subject_table
-    if (_RETRY in table or _RECURRING in table) and any(is_reserved(name.decode()) for name in batch.subjects()):
+    if _RECORD in table or ColumnId.ROW_FLAGS in batch.offsets:
+        _check_records(batch)
+    if (_RETRY in table or _RECURRING in table) and any(
+        is_reserved(name.decode()) for name in batch.subjects() if name != _RECORD
+    ):
         raise BadSubject(RESERVED)
     # One search over a region settles nearly every batch.
     if ColumnId.TAGS_END in batch.offsets and _TAG in _region(batch, ColumnId.TAGS_END):
@@ -394,6 +406,20 @@ def check_own(batch: Batch) -> None:
         for item in _items(batch, ColumnId.HEADERS_END):
             if item and any(name.startswith(LIFE_PREFIX) for name in decode_headers(item)):
                 raise BadHeaders(f"headers that begin with {LIFE_PREFIX} are the servers' own; choose another name")
+
+
+def _check_records(batch: Batch) -> None:
+    """Check that the rows on the record subject, and no others, are records."""
+    names = batch.subjects()
+    flags = (
+        batch.column(ColumnId.ROW_FLAGS) if ColumnId.ROW_FLAGS in batch.offsets else np.zeros(batch.count, np.uint16)
+    )
+    on_subject = np.array([name == _RECORD for name in names], np.bool_)
+    number = batch.uint32s(ColumnId.SUBJECT) if ColumnId.SUBJECT in batch.offsets else np.zeros(batch.count, np.uint32)
+    if (on_subject.take(number) & (flags != RECORD_FLAG)).any():
+        raise BadSubject(RESERVED)
+    if (~on_subject.take(number) & (flags == RECORD_FLAG)).any():
+        raise BatchMalformed(f"row_flags is {RECORD_FLAG} for a row that is no record: it is not on {RECORD_SUBJECT}")
 
 
 def check_again(batch: Batch) -> None:

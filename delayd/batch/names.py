@@ -6,8 +6,9 @@ delayd/batch/columns.py, a frame in delayd/wire/frame.py, a group of a log in de
 
 Each group of consumers has a *retry subject* of its own, on which messages come to it again (rule Q2):
 `%retry/00c1d5f2a98b3e47/12` is that of the group 12 at the realtime server 00c1d5f2a98b3e47. On the *recurring subject*
-`%cron` stand the recurring schedules, each under its name as key (docs/recurring.md). Only servers send to both; to
-everybody else these names are reserved.
+`%cron` stand the recurring schedules, each under its name as key (docs/recurring.md). Only servers send to both. On the
+*record subject* `%once` stand the records of sends that are to happen once (docs/once.md); a client sends a record with
+its message, and nothing else. To everybody else these names are reserved.
 
 A *pattern* lets one consumer take many subjects:
 
@@ -40,6 +41,7 @@ LIFE_BYTES_MAX = 4 << 10
 
 RETRY_PREFIX = "%retry/"
 RECURRING_SUBJECT = "%cron"
+RECORD_SUBJECT = "%once"
 _NAME = re.compile(r"%retry/([0-9a-f]{16})/([1-9][0-9]{0,9})")
 
 
@@ -56,10 +58,13 @@ def parse_retry_subject(name: str) -> tuple[int, int] | None:
 
 def is_reserved(name: str) -> bool:
     """Whether only servers may send to a subject of this name."""
-    return name.startswith(RETRY_PREFIX) or name == RECURRING_SUBJECT
+    return name.startswith(RETRY_PREFIX) or name in (RECURRING_SUBJECT, RECORD_SUBJECT)
 
 
-RESERVED = f"{RECURRING_SUBJECT} and subjects that begin with {RETRY_PREFIX} are the servers' own; choose another name"
+RESERVED = (
+    f"{RECURRING_SUBJECT}, {RECORD_SUBJECT} and subjects that begin with {RETRY_PREFIX} are the servers' own; choose"
+    " another name"
+)
 """What somebody is told who sends there."""
 
 

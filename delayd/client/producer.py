@@ -32,6 +32,7 @@ from delayd.client.asking.messages import (
     asked_of_batch,
     count_of,
 )
+from delayd.client.asking.once import CheckedSends, OnceSends
 from delayd.client.asking.recurring import RecurringInfo, RecurringOptions, Schedules, spec_of
 from delayd.client.asking.walking import (
     Follower,
@@ -584,6 +585,13 @@ class ProducerCore(OnLoop):
         """The error of a send that found no room in time."""
         limit, waited_s = self._settings.queue_bytes_max, self._settings.timeout_ms / 1000
         return QueueFull(f"{limit} bytes of sends are queued and none left for {waited_s:g} s; nothing was sent")
+
+
+def once_of(producer: AsyncProducer, meta: str) -> OnceSends:
+    """Sends of a producer on this loop that are repeated with their answers (docs/once.md)."""
+    core, settings = producer._core, producer._settings
+    checked = CheckedSends(meta, horizon=settings.horizon)
+    return OnceSends(core.outbox, core.messages, checked, settings.timeout_ms)
 
 
 class AwaitedSends(ProducerCore):

@@ -27,7 +27,7 @@ from delayd.delay.ending.endings import Books as EndingBooks
 from delayd.delay.ending.endings import Endings
 from delayd.delay.filing.checkpointer import CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
 from delayd.delay.filing.schedule_log import Sources
-from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, Notes, RouteMoves, Routing
+from delayd.delay.handoff.dispatcher import RECORD, RECURRING, AskRoutes, Dispatcher, Notes, RouteMoves, Routing
 from delayd.delay.handoff.link import Dial, Link, LinkTerms
 from delayd.delay.handoff.sender import SenderTerms, ServerLife
 from delayd.delay.handoff.target_words import KeepingEnds, Refusers, TargetEnds, TargetWords, accepted_targets
@@ -278,8 +278,9 @@ class Asked:
             around.ask_slots,
         )
         self.endings.carriers.draw = around.random_id
-        self.endings.carriers.due = handoff.dispatcher.recurring
-        handoff.dispatcher.on_recurring = self.endings.carriers.come
+        self.endings.carriers.due = partial(handoff.dispatcher.own, RECURRING)
+        self.endings.records.due = partial(handoff.dispatcher.own, RECORD)
+        handoff.dispatcher.on_own |= {RECURRING: self.endings.carriers.come, RECORD: self.endings.records.come}
         handoff.targets.on_restored = self.endings.carriers.restored
         self.endings.drain.draw = around.random_id
         self.endings.drain.when_filed = upkeep.when_filed

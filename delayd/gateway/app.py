@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive
 
 from delayd.client.asking import ask
 from delayd.client.instants import instant_ms
-from delayd.client.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer, once_of
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.errors import DelaydError
 from delayd.gateway import messages, sends
@@ -34,6 +34,7 @@ from delayd.gateway.cron_routes import CronRoutes
 from delayd.gateway.front import Front, Paths, by_path
 from delayd.gateway.groups import Groups
 from delayd.gateway.metrics import page
+from delayd.gateway.once import OnceRequests
 from delayd.gateway.openapi import Endpoint
 from delayd.gateway.operations import operations_of
 from delayd.gateway.push import Push
@@ -79,6 +80,7 @@ class Gateway:
         self.cron = CronRoutes(lambda: self.producer, self._now_ms)
         self.console = Console(meta, push, secret, clock, callers)
         self._producer: AsyncProducer | None = None
+        self._once: OnceRequests | None = None
         self._stopping = asyncio.Event()
         self._listening: set[asyncio.Task[None]] = set()  # For callers of pulls and streams who hang up.
 
@@ -106,6 +108,7 @@ class Gateway:
         """Connect with the first request, and give back at the end what is held."""
         async with AsyncProducer(self._meta, connect_timeout=UNREACHED) as producer:
             self._producer = producer
+            self._once = OnceRequests(once_of(producer, self._meta))
             self._groups.start()
             self._push.start()
             await self.admin.start()
@@ -131,7 +134,9 @@ class Gateway:
 
     async def send(self, request: Request) -> Response:
         """Messages are sent."""
-        return await sends.send(self.producer, part(request, "subject"), request, self._until_stop(request))
+        assert self._once is not None, "requests come after the start"
+        until_stop = self._until_stop(request)
+        return await sends.send(self.producer, self._once, part(request, "subject"), request, until_stop)
 
     async def listed(self, request: Request) -> Response:
         """One message by its key, or all that are pending."""

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from delayd.client.asking import ask
 from delayd.client.asking.tokens import token_page
 from delayd.errors import BadToken, DelaydError, NotAllowed, NotReady
+from delayd.gateway.once import TOKEN
 from delayd.gateway.problems import Refusal
 from delayd.gateway.sends import part
 from delayd.gateway.sessions import cookie_of, session_of
@@ -192,6 +193,7 @@ class Callers:
             rights, subject = (Right.CONSUME,), ""
         else:
             subject = part(request, "subject") if "subject" in request.path_params else ">"
+        request.scope[TOKEN] = entry.name
         for right in rights:
             if right is not Right.ANY and not entry.allows(right, subject):
                 whose = "everything" if subject == ">" else subject or "a subject"

@@ -47,6 +47,7 @@ REASONS = {
     412: "It is not as If-Match or If-None-Match requires; nothing was done.",
     413: "The body is too long.",
     415: "The body is encoded.",
+    422: "The Idempotency-Key was used for another request; nothing was done.",
     429: "This gateway holds as much as it can.",
     500: "A bug; the log of the gateway has it.",
     503: "No server took it; nothing is kept.",
@@ -77,6 +78,7 @@ class Operation(NamedTuple):
         takes: what the body may be, by media type.
         may_be_empty: whether there need be no body.
         status, media: of a success.
+        headers: what the request may have in headers that mean something here.
         also: other answers, by status and media type; one of the two where the other is a success's or JSON.
         fails: statuses of problems beside those that each operation may have.
         conditions: headers that may require something of what is changed, see `CONDITIONS`; then a 412 is possible.
@@ -91,6 +93,7 @@ class Operation(NamedTuple):
     gives: Kind
     query: type[msgspec.Struct] | None = None
     takes: Mapping[str, Kind] = MappingProxyType({})
+    headers: Mapping[str, Schema] = MappingProxyType({})
     may_be_empty: bool = False
     status: int = 200
     media: str = JSON
@@ -158,7 +161,8 @@ def _parameters(operation: Operation) -> list[dict[str, object]]:
         for name in re.findall(r"{(\w+)}", operation.path)
     ]
     found += [
-        {"name": name, "in": "header", "required": False, "schema": CONDITIONS[name]} for name in operation.conditions
+        {"name": name, "in": "header", "required": False, "schema": schema}
+        for name, schema in {**operation.headers, **{name: CONDITIONS[name] for name in operation.conditions}}.items()
     ]
     if operation.query is None:
         return found

@@ -40,6 +40,7 @@ from delayd.gateway.cron_routes import (
     SchedulesListed,
 )
 from delayd.gateway.groups import Groups
+from delayd.gateway.once import NAME_CHARS_MAX
 from delayd.gateway.openapi import AnyOf, Operation, document
 from delayd.gateway.push_routes import NewTarget, Rotation, Terms
 from delayd.gateway.sends import EVENTS, NDJSON, queried
@@ -104,8 +105,9 @@ def operations_of(gateway: Gateway) -> list[Operation]:
             takes=bodies,
             may_be_empty=True,
             status=201,
+            headers={"Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": NAME_CHARS_MAX}},
             also={200: kept, NDJSON: lines},
-            fails=(409, 429),
+            fails=(409, 422, 429),
         ),
         op(
             *("GET", many, "list", "One message by its key, or all that are pending.", gateway.listed, pending),

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from functools import cache, lru_cache
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from functools import cache, lru_cache, partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
@@ -29,8 +29,9 @@ from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Failure, Receipt
 from delayd.errors import BadArgument, CallerError, DelaydError, MessageTooLarge, ServerUnavailable
+from delayd.gateway.once import OnceRequest, OnceRequests, Queue
 from delayd.gateway.problems import Refusal, problem
-from delayd.gateway.values import JSON, Given, NewMessage, SendOptions, column_of, milliseconds
+from delayd.gateway.values import JSON, Given, NewMessage, SendOptions, column_of, queued
 
 NDJSON, EVENTS = "application/x-ndjson", "text/event-stream"
 LINE_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # A body of the largest size in base64, and the rest.
@@ -46,6 +47,7 @@ P = TypeVar("P")
 _Wished = NewMessage | DelaydError  # A message to be sent, or why it can't be read.
 _Told = Given | dict[str, object]  # A receipt, or a problem.
 _Sent = asyncio.Future[Receipt] | DelaydError  # A message under way, or why it is not sent.
+_Keep = Callable[[Sequence[_Wished]], Coroutine[None, None, list[_Told]]]  # Sends messages, and tells of each.
 
 _ONE, _SOME = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[msgspec.Raw])
 _encoder = msgspec.json.Encoder()
@@ -67,7 +69,9 @@ class Lines(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def send(producer: AsyncProducer, subject: str, request: Request, until_stop: Receive) -> Response:
+async def send(
+    producer: AsyncProducer, named: OnceRequests, subject: str, request: Request, until_stop: Receive
+) -> Response:
     """Answer a POST of messages. ``until_stop`` receives what is sent, until the gateway stops.
 
     Messages without a trace of their own get that of the request, as those that a handler sends get its message's.
@@ -77,31 +81,50 @@ async def send(producer: AsyncProducer, subject: str, request: Request, until_st
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in (JSON, NDJSON):
         queried(request)
+    once = named.of(request, subject)
+    queue: Queue = partial(queued, producer.send_nowait, subject) if once is None else once.queue
+    keep: _Keep = partial(_kept, producer, subject) if once is None else partial(_kept_each, queue)
     if kind == NDJSON:
         _check_encoding(request)
-        return Lines(_stream(producer, subject, Request(request.scope, until_stop)))
+        lines = _stream(keep, Request(request.scope, until_stop))
+        if once is None:
+            return Lines(lines)
+        await once.is_stream()
+        return Lines(once.held(lines))
     body = await read_body(request, BODY_BYTES_MAX if kind == JSON else MESSAGE_BYTES_MAX)
+    if once is None:
+        return await _answer(queue, keep, None, request, kind, body)
+    with once.under_way():
+        return await _answer(queue, keep, once, request, kind, body)
+
+
+async def _answer(
+    queue: Queue, keep: _Keep, once: OnceRequest | None, request: Request, kind: str, body: bytes
+) -> Response:
+    """Send a message or a list of messages."""
     if kind != JSON:
-        return _given(await _queue(producer, subject, query_of(request, SendOptions), body))
+        return _given(await queue(query_of(request, SendOptions), body))
     if not body.lstrip().startswith(b"["):
         message = decoded(_ONE, body)
-        return _given(await _queue(producer, subject, message, message.content(), message.headers))
+        return _given(await queue(message, message.content(), message.headers))
     parts = decoded(_SOME, body)
-    return Response(await _send_list(producer, subject, parts), media_type=JSON)
+    return Response(await _send_list(keep, once, parts), media_type=JSON)
 
 
-async def _send_list(producer: AsyncProducer, subject: str, parts: Sequence[msgspec.Raw]) -> bytes:
+async def _send_list(keep: _Keep, once: OnceRequest | None, parts: Sequence[msgspec.Raw]) -> bytes:
     """Send a list of messages, of which all can be read, and tell of each. A long one holds nobody else up."""
     pieces: list[list[NewMessage]] = []
     for piece in _pieces(parts):
         first = PIECE_ROWS * len(pieces)
         pieces.append([decoded(_ONE, each, f"message {first + row} of this list") for row, each in enumerate(piece)])
         await asyncio.sleep(0)
+    if once is not None:
+        await once.is_list(pieces)
     told: list[bytes] = []
     for first in range(0, len(pieces), PIECES_UNDER_WAY_MAX):
         sending: list[asyncio.Task[list[_Told]]] = []
         for messages in pieces[first : first + PIECES_UNDER_WAY_MAX]:
-            sending.append(asyncio.get_running_loop().create_task(_kept(producer, subject, messages)))
+            sending.append(asyncio.get_running_loop().create_task(keep(messages)))
             await asyncio.sleep(0)
         told += [_encode(await each)[1:-1] for each in sending]
     return b"[%b]" % b",".join(told)
@@ -235,25 +258,6 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, name: s
         raise BadArgument(f"{name}: {error}") from error
 
 
-def _queue(
-    producer: AsyncProducer, subject: str, message: SendOptions, body: bytes, headers: dict[str, str] | None = None
-) -> asyncio.Future[Receipt]:
-    """Queue a message; raises what is wrong with it."""
-    return producer.send_nowait(
-        subject,
-        body,
-        **message.terms(),  # type: ignore[arg-type]
-        headers=message.all_headers(headers),
-        key=message.key,
-        on_conflict=message.on_conflict,
-        tags=message.tags,
-        ttl=None if message.ttl_ms is None else milliseconds("ttl_ms", message.ttl_ms),
-        expires_at=message.expires_at,
-        ordering_key=message.ordering_key,
-        spread=None if message.spread_ms is None else milliseconds("spread_ms", message.spread_ms),
-    )
-
-
 async def _kept(producer: AsyncProducer, subject: str, wished: Sequence[_Wished]) -> list[_Told]:
     """Send messages that came together, and tell of each what became of it once all have ended.
 
@@ -267,12 +271,19 @@ async def _kept(producer: AsyncProducer, subject: str, wished: Sequence[_Wished]
     told: list[_Told] = [{}] * len(wished)
     columns = [_kept_columns(producer, subject, form, wished, own, told) for form, own in rows.items()]
     others = set(range(len(wished))).difference(*rows.values())
-    sent = {row: _begin(producer, subject, wished[row]) for row in sorted(others)}
+    queue: Queue = partial(queued, producer.send_nowait, subject)
+    sent = {row: _begin(queue, wished[row]) for row in sorted(others)}
     for row in [row for left in await asyncio.gather(*columns) for row in left]:
-        sent[row] = _begin(producer, subject, wished[row])
+        sent[row] = _begin(queue, wished[row])
     for row, each in sent.items():
         told[row] = await _told(each)
     return told
+
+
+async def _kept_each(queue: Queue, wished: Sequence[_Wished]) -> list[_Told]:
+    """The same, of messages each of which is sent by itself."""
+    sent = [_begin(queue, message) for message in wished]
+    return [await _told(each) for each in sent]
 
 
 async def _kept_columns(
@@ -308,11 +319,11 @@ async def _kept_columns(
     return ()
 
 
-def _begin(producer: AsyncProducer, subject: str, message: _Wished) -> _Sent:
+def _begin(queue: Queue, message: _Wished) -> _Sent:
     if isinstance(message, DelaydError):
         return message
     try:
-        return _queue(producer, subject, message, message.content(), message.headers)
+        return queue(message, message.content(), message.headers)
     except DelaydError as error:
         return error
 
@@ -323,7 +334,7 @@ async def _told(sent: _Sent) -> _Told:
         return problem(sent)
     try:
         return Given.of(await sent)
-    except DelaydError as error:
+    except (DelaydError, Refusal) as error:
         return problem(error)
 
 
@@ -332,7 +343,7 @@ def _given(receipt: Receipt) -> Response:
     return Response(_encode(given), 201, {"Location": f"messages/{given.id}"}, JSON)
 
 
-async def _stream(producer: AsyncProducer, subject: str, request: Request) -> AsyncIterator[bytes]:
+async def _stream(keep: _Keep, request: Request) -> AsyncIterator[bytes]:
     """Answer a stream: its lines are sent as they come, and answered in their order as they are kept.
 
     Lines that came together are one piece: most often they share a batch, so they are kept at the same moment.
@@ -341,7 +352,7 @@ async def _stream(producer: AsyncProducer, subject: str, request: Request) -> As
     under_way: asyncio.Queue[asyncio.Task[list[_Told]] | None] = asyncio.Queue(PIECES_UNDER_WAY_MAX)
 
     async def begin(wished: Sequence[_Wished]) -> None:
-        await under_way.put(loop.create_task(_kept(producer, subject, wished)))
+        await under_way.put(loop.create_task(keep(wished)))
 
     async def read() -> None:
         try:

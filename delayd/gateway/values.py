@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +36,8 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, 
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 
+
+S = TypeVar("S")
 
 Instant = Annotated[datetime, Meta(tz=True)]
 """With its offset from UTC."""
@@ -330,6 +332,25 @@ def column_of(form: str, messages: Sequence[When]) -> list[timedelta] | list[dat
         milliseconds("delay_ms", message.delay_ms or 0) if message.delay is None else duration(message.delay)
         for message in messages
     ]
+
+
+def queued(
+    send: Callable[..., S], subject: str, message: SendOptions, body: bytes, headers: dict[str, str] | None = None
+) -> S:
+    """Queue a message with the `send_nowait` of a producer; raises what is wrong with it."""
+    return send(
+        subject,
+        body,
+        **message.terms(),
+        headers=message.all_headers(headers),
+        key=message.key,
+        on_conflict=message.on_conflict,
+        tags=message.tags,
+        ttl=None if message.ttl_ms is None else milliseconds("ttl_ms", message.ttl_ms),
+        expires_at=message.expires_at,
+        ordering_key=message.ordering_key,
+        spread=None if message.spread_ms is None else milliseconds("spread_ms", message.spread_ms),
+    )
 
 
 @lru_cache(1_024)

@@ -11,6 +11,7 @@ What heads say
     asked       which messages CANCEL, GET, FIND and DRAIN name, and the answer to each
     scheduling  what a delay server says: results of a SEND, quotas, targets
     recurring   recurring schedules: what a caller asks for, and what is stored
+    once        records of sends that are done once
     consuming   what a realtime server says: subjects, groups, positions, stale handles
     tokens      what lets clients in, and what each may do
     status      what every server says of itself: what waits for an operator, and what it can't read

@@ -188,6 +188,14 @@ def test_a_gateway_asks_its_callers_for_the_same_tokens(cluster: Cluster, tmp_pa
         assert status("GET", path, shown=mine) == 403  # It may not inspect.
         assert status("POST", "/v1/subjects/orders.eu/groups/g/pull", b"{}", shown=mine) == 200
         assert status("POST", "/v1/subjects/orders.us/groups/g/pull", b"{}", shown=mine) == 403
+        other = f"Bearer {cluster.token('web.2', 'send:orders.>')}"
+        wait_until(lambda: status("POST", f"{path}?delay=1h", b"x", shown=other) == 201, "the gateway knows it")
+        named = [
+            gateway.ask("POST", f"{path}?delay=1h", b"x", {"Authorization": each, "Idempotency-Key": "n"})
+            for each in (mine, other, mine)
+        ]
+        sequences = [answer.json["sequence"] for answer in named]
+        assert sequences[0] == sequences[2] != sequences[1], "a name belongs to the token"
         assert status("GET", "/metrics", shown=mine) == 403
         assert status("GET", "/v1/push", shown=mine) == 403
         assert status("GET", "/healthz") == status("GET", "/readyz") == 200

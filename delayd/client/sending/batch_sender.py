@@ -108,7 +108,7 @@ class UnsentRows(Protocol):
     def held_bytes(self) -> int:
         """How many bytes of memory they hold."""
 
-    def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
+    def encode(self, part: ProducerPart, clock: ServerClock, log_id: int) -> Sequence[bytes]:
         """Encode the batch for one server, whose clock resolves `delay=`, in pieces that follow one another."""
 
     def accept(self, accepted: Accepted) -> None:
@@ -119,6 +119,9 @@ class UnsentRows(Protocol):
 
     def keyed_rows(self) -> RowsWithKeys:
         """The rows that have a key, by rising number."""
+
+    def together(self, rows: list[int]) -> list[int]:
+        """These rows, with those that are kept or refused with them."""
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """Split into the named rows and the others; neither side may be empty."""
@@ -342,7 +345,7 @@ class BatchSender:
         self._next_number += 1
         self._in_use[parcel.number] = None
         part = ProducerPart(self._own_id(), parcel.number, self._low_water())
-        parcel.data = parcel.rows.encode(part, group.link.clock)
+        parcel.data = parcel.rows.encode(part, group.link.clock, group.log_id)
 
     def _answered(
         self, parcel: Parcel, group: DelayGroup, connection: Connection, asked_us: int, answer: Frame | DelaydError
@@ -362,6 +365,8 @@ class BatchSender:
         except (BadRequest, BatchMalformed) as error:
             self._heard(parcel, unreadable(connection, error))
         else:
+            if isinstance(outcome, Refusal):
+                outcome = outcome._replace(rows=parcel.rows.together(outcome.rows))
             self._heard(parcel, outcome)
 
     def _heard(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> None:

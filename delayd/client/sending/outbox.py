@@ -48,7 +48,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -99,7 +99,9 @@ from delayd.client.sending.receipts import (
 )
 from delayd.client.sending.send_options import NO_LABEL, Columns, Labels, SendItems, Single, joined
 from delayd.errors import DelaydError, OutcomeUnknown, QueueFull
+from delayd.hours import hour_of_ms
 from delayd.kernel import choose
+from delayd.wire.once import KEPT_MS, SendRecord
 
 
 class SendSlots:
@@ -272,7 +274,7 @@ class Gathering:
         self.waiters.append(waiter)
         self.held_bytes += byte_count
 
-    def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
+    def encode(self, part: ProducerPart, clock: ServerClock, log_id: int = 0) -> Sequence[bytes]:
         """See UnsentRows."""
         rows = self.rows
         if len(rows) == 1 and not rows[0][4] and rows[0][5] is None:
@@ -300,6 +302,10 @@ class Gathering:
             Labels(*zip(*(label or NO_LABEL for label in labels), strict=True)).add_to(columns, regions)
         return pack_rows(part, [name.encode("ascii") for name in names], columns, regions)
 
+    def outcomes(self, accepted: Accepted) -> Iterable[Receipt | DelaydError]:
+        """What became of each row, in their order; only after `encode`."""
+        return receipts(accepted, self._deliver_at_ms)
+
     def accept(self, accepted: Accepted) -> None:
         """See UnsentRows."""
         given = receipts(accepted, self._deliver_at_ms)
@@ -325,6 +331,10 @@ class Gathering:
         """See UnsentRows."""
         keyed = [(at, row[0].encode("ascii"), row[5].key) for at, row in enumerate(self.rows) if row[5] and row[5].key]
         return RowsWithKeys(*map(list, zip(*keyed, strict=True))) if keyed else NO_KEYED_ROWS
+
+    def together(self, rows: list[int]) -> list[int]:
+        """See UnsentRows; each row stands for itself."""
+        return rows
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """See UnsentRows."""
@@ -354,6 +364,126 @@ def row_bytes(row: Single) -> int:
     label = row[5]
     labelled = 0 if label is None else len(label.key) + len(label.tags) + LABEL_BYTES
     return len(row[1]) + len(row[4]) + labelled + ROW_BYTES
+
+
+class RecordMet(NamedTuple):
+    """There was a record with the key of a send before, so nothing was sent."""
+
+    record: Receipt  # Of that record.
+
+
+class RecordedSend(NamedTuple):
+    """A send that is to happen once, or its record alone; see docs/once.md."""
+
+    record: Single  # Its body is made when the batch is bound: then the instants of the record are known.
+    digest: bytes  # Of the request that wants the send.
+    row: Single | None  # The message; None when the record stands alone.
+    waiter: Waiter[Receipt | RecordMet]
+
+
+class Recorded:
+    """See UnsentRows; each message stands behind its record, and both are kept or neither is."""
+
+    __slots__ = ("_gathering", "_records", "_sends", "count", "size_bytes")
+
+    def __init__(self, *sends: RecordedSend) -> None:
+        self._sends = list(sends)
+        self.count = sum([_rows_of(send) for send in sends])
+        self.size_bytes = 0  # Of what was added.
+        self._gathering = Gathering()
+        self._records: list[SendRecord] = []  # Of each send, once the batch is bound.
+
+    @property
+    def held_bytes(self) -> int:
+        """See UnsentRows; 0, because the callers hold the bodies and wait with them."""
+        return 0
+
+    def add(self, send: RecordedSend) -> None:
+        """Take one more send."""
+        self._sends.append(send)
+        self.count += _rows_of(send)
+        self.size_bytes += row_bytes(send.record) + (0 if send.row is None else row_bytes(send.row))
+
+    def encode(self, part: ProducerPart, clock: ServerClock, log_id: int) -> Sequence[bytes]:
+        """See UnsentRows."""
+        gathering = self._gathering = Gathering()
+        self._records = []
+        for send in self._sends:
+            ends_ms, due_ms = clock.latest_ms(send.record[2]), 0
+            if send.row is not None:
+                subject, body, when, relative, headers, label = send.row
+                due_ms = clock.latest_ms(when) if relative else when
+            record = SendRecord(send.digest, log_id, due_ms, ends_ms - KEPT_MS)
+            self._records.append(record)
+            gathering.rows.append((send.record[0], record.encode(), ends_ms, False, *send.record[4:]))
+            if send.row is not None:
+                gathering.rows.append((subject, body, due_ms, False, headers, label))
+        return gathering.encode(part, clock)
+
+    def accept(self, accepted: Accepted) -> None:
+        """See UnsentRows."""
+        outcomes = iter(self._gathering.outcomes(accepted))
+        for send, kept in zip(self._sends, self._records, strict=True):
+            of_record = next(outcomes)
+            told = of_record if send.row is None else next(outcomes)
+            if send.waiter.done():
+                continue
+            if isinstance(of_record, Receipt) and of_record.kept:
+                send.waiter.set_result(RecordMet(of_record))
+            elif isinstance(told, DelaydError):
+                send.waiter.set_exception(_named(told, send.row or send.record))
+            else:
+                filed_hour = hour_of_ms(max(kept.deliver_at_ms, accepted.accepted_at_ms))
+                send.waiter.set_result(accepted_at(told, kept.accepted_at_ms(filed_hour)))
+
+    def fail(self, error: DelaydError) -> None:
+        """See UnsentRows."""
+        for send in self._sends:
+            if not send.waiter.done():
+                send.waiter.set_exception(copy_of(error))
+
+    def keyed_rows(self) -> RowsWithKeys:
+        """See UnsentRows."""
+        gathering = Gathering()
+        for send in self._sends:
+            gathering.rows += [send.record] if send.row is None else [send.record, send.row]
+        return gathering.keyed_rows()
+
+    def together(self, rows: list[int]) -> list[int]:
+        """See UnsentRows."""
+        chosen = set(rows)
+        found: list[int] = []
+        for _, own in self._placed():
+            if not chosen.isdisjoint(own):
+                found += own
+        return found
+
+    def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
+        """See UnsentRows."""
+        chosen = set(rows)
+        named, others = type(self)(), type(self)()
+        for send, own in self._placed():
+            (others if chosen.isdisjoint(own) else named).add(send)
+        return named, others
+
+    def _placed(self) -> Iterator[tuple[RecordedSend, range]]:
+        """Each send with its rows in the batch."""
+        first = 0
+        for send in self._sends:
+            yield send, range(first, first := first + _rows_of(send))
+
+
+def accepted_at(receipt: Receipt, accepted_at_ms: int) -> Receipt:
+    """The same receipt with another instant of acceptance, as far as it is one of its own message."""
+    if receipt.kept:
+        if receipt.accepted_at_ms > receipt.deliver_at_ms:
+            return receipt  # The earlier message is filed later than it was due, and this says where.
+        return receipt._replace(accepted_at_ms=min(receipt.deliver_at_ms, accepted_at_ms))
+    return receipt._replace(accepted_at_ms=accepted_at_ms, was_due=receipt.deliver_at_ms <= accepted_at_ms)
+
+
+def _rows_of(send: RecordedSend) -> int:
+    return 1 if send.row is None else 2
 
 
 class Progress:
@@ -428,7 +558,7 @@ class Block:
         self.count += len(piece.rows)
         self.size_bytes += size_bytes
 
-    def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
+    def encode(self, part: ProducerPart, clock: ServerClock, log_id: int = 0) -> Sequence[bytes]:
         """See UnsentRows."""
         each: list[Columns] = []
         self._deliver_at_ms = instants = []
@@ -477,6 +607,10 @@ class Block:
             first += len(piece.rows)
         return RowsWithKeys(rows, subjects, keys) if rows else NO_KEYED_ROWS
 
+    def together(self, rows: list[int]) -> list[int]:
+        """See UnsentRows; each row stands for itself."""
+        return rows
+
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """See UnsentRows."""
         named = np.zeros(self.count, bool)
@@ -523,7 +657,12 @@ class Outbox:
 
         self._plain, self._keyed = singles(), singles()
         self._plain_blocks, self._keyed_blocks = blocks(), blocks()
-        self._lanes = self._plain, self._keyed, self._plain_blocks, self._keyed_blocks
+        self._recorded: _Lane[Recorded] | None = None  # Most producers need none.
+        self._linger_s = linger_ms / 1000
+        self._lanes: tuple[_Lane[Gathering] | _Lane[Block] | _Lane[Recorded], ...] = (
+            *(self._plain, self._keyed),
+            *(self._plain_blocks, self._keyed_blocks),
+        )
         self._under_way: dict[Parcel, asyncio.Future[None] | None] = {}  # Each with the future that `flush` waits for.
         self._tasks: set[asyncio.Task[None]] = set()  # Tasks of parcels that wait before they are carried.
 
@@ -543,6 +682,18 @@ class Outbox:
         gathering.waiters.append(waiter)
         gathering.held_bytes += byte_count
         if len(gathering.rows) >= lane.look_at or gathering.held_bytes >= BYTES_TARGET:
+            lane.look()
+
+    def add_recorded(self, send: RecordedSend) -> None:
+        """Take one send that is to happen once; its caller waits, and bounds how many there are."""
+        lane = self._recorded
+        if lane is None:
+            groups = self._sender.groups
+            slots = SendSlots(lambda: SINGLES_UNDER_WAY * max(1, len(groups)))
+            lane = self._recorded = _Lane(Recorded, slots, self._leave, self._linger_s, CROWD_ROWS)
+            self._lanes = (*self._lanes, lane)
+        lane.gathering.add(send)
+        if lane.gathering.count >= lane.look_at or lane.gathering.size_bytes >= BYTES_TARGET:
             lane.look()
 
     async def add_batch(self, progress: Progress, columns: Columns) -> None:

@@ -7,7 +7,7 @@
                                          (copies.py)  , if the walk asks ─────────────────────────▶ answer
 
 The loop lists arrays of rows and never looks into them, however many rows wait. It asks about LOOK_ROWS found rows a
-turn.
+turn. A window that names one row is asked of the ledger in place of that, which remembers what it has read of an hour.
 
 Invariant: a row that is pending from the beginning of a walk to its end, and stays in its hour, is found once.
 """
@@ -39,14 +39,15 @@ from delayd.delay.ending.copies import (
 )
 from delayd.delay.filing.hour_table import HourPart
 from delayd.delay.filing.schedule_log import Sources, scan_fronts
-from delayd.delay.ledger.ledger import Ledger
-from delayd.delay.ledger.wanted import Wanted
+from delayd.delay.ledger.ledger import NOT_CLAIMABLE, Ledger, Look
+from delayd.delay.ledger.wanted import OfSubject, Wanted
 from delayd.delay.reply import Reply
 from delayd.delay.rows import COARSE_FROM_MS, Rows, due_at_ms, join_rows
 from delayd.errors import DataError, DelaydError, SlowDown
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
+from delayd.outcome import MessageState
 from delayd.wire.asked import FOUND, AskedWindow, Content, FoundRows, Piece
 from delayd.wire.asked import Place as WalkPlace
 
@@ -124,7 +125,8 @@ class _Ordered(NamedTuple):
 class _Looking:
     """A piece whose rows the loop asks about, part by part."""
 
-    snapshot: _Snapshot
+    window: AskedWindow
+    until_sequence: int
     reply: Reply[Piece]
     read: _Read
     pending: list[LocatedRows]
@@ -170,12 +172,45 @@ class Finder:
         with reply.begins():
             self._under_way += 1
             reply.holds(self._ended)
+            if _names_one(window):
+                wanted = Wanted(
+                    np.array([window.place.sequence + 1], np.uint64),
+                    np.array([window.from_ms], np.int64),
+                    np.array([window.place.hour], np.uint32),
+                    OfSubject(window.subject, self._hours.subjects),
+                )
+                self._ledger.when_sorted(self._site.worker, partial(self._look_for_one, window, wanted, reply))
+                return
             snapshot = self._snapshot(window)
             done = partial(self._found, snapshot, reply)
             self._site.worker.submit(partial(self._read, snapshot), done, Priority.NORMAL)
 
     def _ended(self) -> None:
         self._under_way -= 1
+
+    # One row.
+
+    def _look_for_one(self, window: AskedWindow, wanted: Wanted, reply: Reply[Piece]) -> None:
+        with reply.goes_on():
+            look = self._ledger.look(wanted)
+            self._ledger.read(look, partial(self._one_looked_up, window, look, reply))
+
+    def _one_looked_up(self, window: AskedWindow, look: Look, reply: Reply[Piece], error: DelaydError | None) -> None:
+        with reply.goes_on():
+            if error is not None:
+                raise error
+            locations = np.zeros(1, np.uint64)
+            states = self._ledger.states(look, locations)
+            row = np.zeros(1, LOCATED)
+            row["sequence"], row["deliver_at_ms"] = look.wanted.sequences, look.wanted.deliver_at_ms
+            row["accepted_at_ms"], row["location"] = look.wanted.hours.astype(np.int64) * HOUR_MS, locations
+            row = row.compress(states.claimable != NOT_CLAIMABLE)
+            unread = 0 if look.found is None else int(look.found.unread.sum())
+            in_flight = int((states.answers["state"] == MessageState.IN_FLIGHT).sum()) - unread
+            read = _Read(row, None, unread)
+            self._read_contents(_Looking(window, window.until_sequence, reply, read, [row], in_flight))
+
+    # Rows of a window.
 
     def _snapshot(self, window: AskedWindow) -> _Snapshot:
         subjects, wheel = self._hours.subjects, self._hours.wheel
@@ -276,36 +311,41 @@ class Finder:
 
     def _found(self, snapshot: _Snapshot, reply: Reply[Piece], done: Done[_Read]) -> None:
         with reply.goes_on():
-            self._look_from(_Looking(snapshot, reply, done.result(), []), 0)
+            chosen = snapshot.chosen
+            looking = _Looking(chosen.window, chosen.until_sequence, reply, done.result(), [])
+            self._look_from(looking, snapshot, 0)
 
-    def _look_from(self, looking: _Looking, first: int) -> None:
+    def _look_from(self, looking: _Looking, snapshot: _Snapshot, first: int) -> None:
         """Ask about the rows from number ``first`` on, when the loop has turned."""
         work = partial(_ordered, looking.read.rows[first : first + LOOK_ROWS])
-        self._site.worker.submit(work, partial(self._look, looking, first + LOOK_ROWS), Priority.DUE)
+        self._site.worker.submit(work, partial(self._look, looking, snapshot, first + LOOK_ROWS), Priority.DUE)
 
-    def _look(self, looking: _Looking, next_first: int, done: Done[_Ordered]) -> None:
+    def _look(self, looking: _Looking, snapshot: _Snapshot, next_first: int, done: Done[_Ordered]) -> None:
         with looking.reply.goes_on():
             ordered = done.result()
-            pending, in_flight = self._states(looking.snapshot, ordered)
+            pending, in_flight = self._states(snapshot, ordered)
             looking.pending.append(ordered.rows.compress(pending))
             looking.in_flight += int(np.count_nonzero(in_flight))
             if next_first < len(looking.read.rows):
-                self._look_from(looking, next_first)
+                self._look_from(looking, snapshot, next_first)
                 return
-            rows, chosen = np.concatenate(looking.pending), looking.snapshot.chosen
-            content = chosen.window.content
-            if not len(rows) or content is Content.NONE:
-                self._answer(looking, Contents(rows))
-                return
-            work = partial(read_contents, rows, chosen.window, self._sources.reader(CACHE_BYTES), self._site.worker)
-            self._site.worker.submit(work, lambda done: self._read_whole(looking, done), Priority.NORMAL)
+            self._read_contents(looking)
+
+    def _read_contents(self, looking: _Looking) -> None:
+        """Read what the rows of a piece hold, if that is asked for."""
+        rows, window = np.concatenate(looking.pending), looking.window
+        if not len(rows) or window.content is Content.NONE:
+            self._answer(looking, Contents(rows))
+            return
+        work = partial(read_contents, rows, window, self._sources.reader(CACHE_BYTES), self._site.worker)
+        self._site.worker.submit(work, lambda done: self._read_whole(looking, done), Priority.NORMAL)
 
     def _read_whole(self, looking: _Looking, done: Done[Contents]) -> None:
         with looking.reply.goes_on():
             self._answer(looking, done.result())
 
     def _answer(self, looking: _Looking, contents: Contents) -> None:
-        read, until = looking.read, looking.snapshot.chosen.until_sequence
+        read, until = looking.read, looking.until_sequence
         unread, place = read.unread + contents.unread, contents.place or read.place
         rows = _found_rows(contents.rows)
         looking.reply.end(Piece(rows, looking.in_flight, unread, until, place, contents.batch))
@@ -322,6 +362,12 @@ class Finder:
         pending, in_flight = np.empty(len(rows), np.bool_), np.empty(len(rows), np.bool_)
         pending[ordered.order], in_flight[ordered.order] = is_pending, is_in_flight
         return pending, in_flight
+
+
+def _names_one(window: AskedWindow) -> bool:
+    """Whether the instants and sequences of a window leave one row."""
+    is_one = window.until_sequence == window.place.sequence + 2 and window.to_ms == window.from_ms + 1
+    return is_one and bool(window.subject) and not window.tag and not window.origin
 
 
 def _ordered(rows: LocatedRows) -> _Ordered:

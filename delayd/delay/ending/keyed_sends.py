@@ -22,6 +22,15 @@ Say the rows 7, 8 and 9 of a commit have one name, and row 3, which is pending, 
     7 keep       met 3: KEPT
     8 replace    3 is REPLACED by 8
     9 reject     met 8: REJECTED
+
+A *record* (docs/once.md) stands in its batch before the row that it says was sent, and is decided before all rows that
+are none. Say row 11 is on the record subject, row 12 is behind it, and row 5 is pending with the name of 11:
+
+    11 record    met 5: KEPT
+    12           met 5, too: REJECTED, whether or not it has a key
+
+When no row has the name of 11, it takes the name, and row 12 is decided like any other. If 12 is REJECTED then, or
+meets a row in flight, so does 11: there is no record of a send that was not done.
 """
 
 from __future__ import annotations
@@ -37,9 +46,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
-from delayd.batch.columns import ColumnId, Int64s
+from delayd.batch.columns import RECORD_FLAG, ColumnId, Int64s
 from delayd.batch.content import Names, slots_of_names
-from delayd.batch.sequences import Indices, Sequences
+from delayd.batch.sequences import NO_INDICES, Indices, Sequences
 from delayd.delay.intake import Intake, OpenGroup
 from delayd.delay.keys.index import TakenNames, View, Watch
 from delayd.delay.keys.owned_slots import OwnedSlots, Slots
@@ -54,7 +63,7 @@ from delayd.machine.identity import Site
 from delayd.outcome import MessageState, Reason
 from delayd.wire.meta import NO_SLOTS, SlotSet, slot_set
 
-REJECT, KEEP, REPLACE = 0, 1, 2  # Values of column row_flags.
+REJECT, KEEP, REPLACE, RECORD = 0, 1, 2, RECORD_FLAG  # Values of column row_flags.
 ROUND_ROWS_MAX = 131_072  # Rows of one round, as of one commit.
 FLIGHT_MS = (
     5_000  # A target that is well answers within milliseconds, and a restarted server is greeted within seconds.
@@ -338,7 +347,8 @@ class KeyedSends:
             # The common case: each key is new.
             self._taken.closing = rows.entries(order)
             return NO_ENDED
-        ended, took = self._decide(rows, order, starts, looked_up)
+        behind = _Behind.of(rows, stored, group.appended_at_ms) if (rows.policy == RECORD).any() else None
+        ended, took = self._decide(rows, order, starts, looked_up, behind)
         ended["decided_at_ms"] = group.appended_at_ms
         self._taken.closing = rows.entries(order.compress(took.take(order)))
         return ended
@@ -361,11 +371,17 @@ class KeyedSends:
                 self._taken.end(each.round.watch)
 
     def _decide(
-        self, rows: _CommitRows, order: Indices, starts: Indices, looked_up: Sequence[_LookedUp]
+        self,
+        rows: _CommitRows,
+        order: Indices,
+        starts: Indices,
+        looked_up: Sequence[_LookedUp],
+        behind: _Behind | None,
     ) -> tuple[EndedRows, Bools]:
         """The rows that end with the commit, and which of its rows take their keys.
 
         ``order`` puts rows of one name one behind the other, as they were sent; ``starts`` says where a name begins.
+        ``behind`` are the rows behind records, if there are any.
         """
         # The row that has each name so far.
         holders = rows.found.rows.take(order.take(starts))
@@ -391,6 +407,17 @@ class KeyedSends:
         is_first[starts] = True
         taken, flying = pending.take(name_of), in_flight.take(name_of)
         took = ~flying & ((is_first & ~taken) | (policy == REPLACE))
+        place_of = np.empty(n, np.intp)
+        place_of[order] = place
+        refused = NO_INDICES if behind is None else np.flatnonzero(~took.take(place_of.take(behind.records)))
+        if behind is not None and len(refused):
+            # The rows behind these records take nothing, so the next row of their names is the first one.
+            live = np.ones(n, np.bool_)
+            live[place_of.take(behind.keyed_rows(refused))] = False
+            is_first[:] = False
+            left = np.flatnonzero(live)
+            is_first[left[np.diff(name_of.take(left), prepend=-1) != 0]] = True
+            took = live & ~flying & ((is_first & ~taken) | (policy == REPLACE))
         last = np.maximum.accumulate(np.where(took, place, -1))
         before = np.append([-1], last[:-1])
         before[before < starts.take(name_of)] = -1
@@ -400,12 +427,19 @@ class KeyedSends:
         meets = (~of_earlier) | taken | flying
         # Rows that take no key end at once; rows that are replaced end, too.
         mine = rows.rows.take(order)
-        reason = np.where(policy == KEEP, Reason.KEPT, Reason.REJECTED)
+        reason = np.where((policy == KEEP) | (policy == RECORD), Reason.KEPT, Reason.REJECTED)
         # Nobody can say of a row in flight that it stands for a new one: a consumer may have it already.
         reason[flying & (policy != REJECT)] = Reason.IN_FLIGHT
-        none = _ended(mine[~took], reason[~took], met[~took])
-        note_hours_of_others(none, met["hour"][~took])
         replaces = took & meets
+        keyless, keyless_met = rows.rows[:0], met[:0]
+        if behind is not None:
+            keyless, keyless_met = behind.settle(_Places(place_of, took, reason, met), refused)
+        none = np.concatenate(
+            (
+                _none(mine[~took], reason[~took], met[~took]),
+                _none(keyless, np.full(len(keyless), Reason.REJECTED), keyless_met),
+            )
+        )
         replaced = _ended(met[replaces], np.full(int(replaces.sum()), Reason.REPLACED), mine[replaces])
         self._claim(wanted, claimable, none, replaced)
         ended = np.concatenate((none, replaced))
@@ -425,6 +459,74 @@ class KeyedSends:
         if len(new):
             rows = _wanted(new)
             self._ledger.claim(rows, np.zeros(len(rows), np.uint8))
+
+
+class _Places(NamedTuple):
+    """What was decided about the rows with keys of a commit, by place; ``of`` has the place of each."""
+
+    of: Indices
+    took: Bools
+    reason: NDArray[np.int64]
+    met: Rows
+
+
+class _Behind(NamedTuple):
+    """The records of a commit, and the rows behind them: columns with one item for each record."""
+
+    records: Indices  # By their numbers among the rows with keys.
+    keyed: Indices  # The row behind, by its number there; -1 when it has no key, or when there is none.
+    rows: Rows  # The row behind when it has no key; else its sequence is 0.
+
+    @classmethod
+    def of(cls, rows: _CommitRows, stored: Sequence[Stored], appended_at_ms: int) -> _Behind:
+        """Find them."""
+        sequences = rows.rows["sequence"]
+        records = np.flatnonzero(rows.policy == RECORD)
+        following = sequences.take(records) + np.uint64(1)
+        keyed = np.searchsorted(sequences, following)
+        keyed[keyed == len(sequences)] = 0
+        has_key = sequences.take(keyed) == following
+        # A record that another one follows stands alone.
+        is_record = has_key & (rows.policy.take(keyed) == RECORD)
+        keyed[~has_key | is_record] = -1
+        plain = np.zeros(len(records), ROW)
+        bases = np.array([entry.base_sequence for entry in stored], np.uint64)
+        of_batch = np.searchsorted(bases, following, "right") - 1
+        for number in np.flatnonzero(~has_key).tolist():
+            entry = stored[of_batch[number]]
+            row = int(following[number]) - entry.base_sequence
+            if row < entry.batch.count and sequences[records[number]] >= bases[of_batch[number]]:
+                plain[number]["sequence"] = following[number]
+                plain[number]["deliver_at_ms"] = entry.batch.int64s(ColumnId.DELIVER_AT_MS)[row]
+        plain["hour"] = filing_hours(plain["deliver_at_ms"], appended_at_ms)
+        return cls(records, keyed, plain)
+
+    def keyed_rows(self, refused: Indices) -> Indices:
+        """The rows with keys behind some records."""
+        keyed = self.keyed.take(refused)
+        return keyed.compress(keyed >= 0)
+
+    def settle(self, places: _Places, refused: Indices) -> tuple[Rows, Rows]:
+        """Let a row behind a refused record meet what that has met, and a record whose row is not kept what its row
+        has. Returns the refused rows without keys, and what each has met.
+        """
+        of_records = places.of.take(self.records)
+        with_keys = self.keyed >= 0
+        is_refused = np.zeros(len(self.records), np.bool_)
+        is_refused[refused] = True
+        rows = places.of.take(self.keyed.compress(with_keys & is_refused))
+        records = of_records.compress(with_keys & is_refused)
+        places.met[rows] = places.met[records]
+        places.reason[rows] = Reason.REJECTED
+        rows = places.of.take(self.keyed.compress(with_keys & ~is_refused))
+        records = of_records.compress(with_keys & ~is_refused)
+        undone = ~places.took.take(rows) & (places.reason.take(rows) != Reason.KEPT)
+        rows, records = rows.compress(undone), records.compress(undone)
+        places.took[records] = False
+        places.met[records] = places.met[rows]
+        places.reason[records] = Reason.REJECTED
+        plain = is_refused & (self.rows["sequence"] != 0)
+        return self.rows.compress(plain), places.met.take(of_records.compress(plain))
 
 
 class _CommitRows(NamedTuple):
@@ -511,6 +613,13 @@ def _wanted(rows: Rows | EndedRows) -> Wanted:
     rows = rows.compress(rows["sequence"] != 0)
     sequences, firsts = np.unique(rows["sequence"], return_index=True)
     return Wanted(sequences, rows["deliver_at_ms"].take(firsts), rows["hour"].take(firsts))
+
+
+def _none(rows: Rows, reasons: NDArray[np.int64], met: Rows) -> EndedRows:
+    """Rows of the commit that end at once, and what each of them has met."""
+    ended = _ended(rows, reasons, met)
+    note_hours_of_others(ended, met["hour"])
+    return ended
 
 
 def _ended(rows: Rows, reasons: NDArray[np.int64], others: Rows) -> EndedRows:

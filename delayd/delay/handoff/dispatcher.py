@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from delayd.address import Endpoint
 from delayd.batch.columns import FEW_ROWS
-from delayd.batch.names import RECURRING_SUBJECT
+from delayd.batch.names import RECORD_SUBJECT, RECURRING_SUBJECT
 from delayd.batch.sequences import among
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.target_words import TargetWords
@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 ROWS_A_STEP = 65_536
 ASK_AGAIN_MS = 1_000  # After meta named no route: how long until it is asked again.
 NO_TARGET = -1
-RECURRING = RECURRING_SUBJECT.encode()
+RECURRING, RECORD = RECURRING_SUBJECT.encode(), RECORD_SUBJECT.encode()
+OWN_SUBJECTS = (RECURRING, RECORD)  # Their rows are handed over to nobody: this server decides about them.
 SUBJECTS_MIN = 1_024  # A first capacity of the table of links.
 
 LogControl = Callable[[bytes, Callable[[], None]], None]
@@ -100,7 +101,8 @@ class Dispatcher:
         self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
         self._ledger = routing.ledger
         self._trusted = False
-        self.on_recurring: Callable[[], None] = _nobody_decides  # Called when recurring schedules have fallen due.
+        # Called when rows of such a subject have fallen due.
+        self.on_own: dict[bytes, Callable[[], None]] = dict.fromkeys(OWN_SUBJECTS, _nobody_decides)
         for target in sorted(set(notes.targets.values())):
             self._link(target)
 
@@ -123,11 +125,11 @@ class Dispatcher:
         """Whether there may be recurring schedules."""
         return self._subjects.has(RECURRING)
 
-    def recurring(self) -> list[Rows]:
-        """View the recurring schedules that are due, in several arrays."""
-        if not self.recurs:
+    def own(self, subject: bytes) -> list[Rows]:
+        """View the due rows of one of `OWN_SUBJECTS`, in several arrays."""
+        if not self._subjects.has(subject):
             return []
-        return list(self._unrouted.get(self._subjects.number(RECURRING), ()))
+        return list(self._unrouted.get(self._subjects.number(subject), ()))
 
     @property
     def targets_away(self) -> int:
@@ -392,8 +394,8 @@ class Dispatcher:
                 for of_one in _split(part, part["subject"]):
                     number = int(of_one["subject"][0])
                     self._unrouted[number].append(of_one)
-                    if self._subjects.names[number] == RECURRING:
-                        self.on_recurring()
+                    if (name := self._subjects.names[number]) in OWN_SUBJECTS:
+                        self.on_own[name]()
             else:
                 self._order[index].offer(part)
 
@@ -433,8 +435,7 @@ class Dispatcher:
         self._ask_again.soon()
 
     def _may_ask(self, subject: bytes) -> bool:
-        # Recurring schedules are handed over to nobody: this server decides about them.
-        return subject not in self._asked and subject not in self.withheld and subject != RECURRING
+        return subject not in self._asked and subject not in self.withheld and subject not in OWN_SUBJECTS
 
     def _link(self, target: int) -> Link:
         link = self.links.get(target)
@@ -449,7 +450,7 @@ class Dispatcher:
 
 
 def _nobody_decides() -> None:
-    """Until the part that decides about recurring schedules is made."""
+    """Until the part that decides about such rows is made."""
 
 
 def _split(rows: Rows, keys: NDArray[np.integer]) -> list[Rows]:

@@ -53,7 +53,7 @@ class Carrier:
     def _judge(self, parcel: Parcel) -> Split:
         self.batches += 1
         rows, number = parcel.rows, self.batches
-        sent = unpacked(rows.encode(PART, known_clock()))
+        sent = unpacked(rows.encode(PART, known_clock(), 1))
         keyed = [at for at, row in enumerate(sent) if row[4].key]
         assert list(rows.keyed_rows().rows) == keyed and len(keyed) in (0, len(sent)), "keys have batches of their own"
         fault = self._draw.choice(["none", "none", "rows", "later", "all", "unknown"])

@@ -1,0 +1,117 @@
+"""Records of sends that are to happen once: the server decides about a record and the row behind it (docs/once.md)."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayd.batch.columns import RECORD_FLAG, ProducerPart
+from delayd.delay.ending.keyed_sends import KEEP, REJECT, REPLACE
+from delayd.outcome import MessageState, Reason
+from delayd.testing.clock import START_MS
+from delayd.testing.tree import PowerLoss
+from delayd.wire.heads import need_maps
+from delayd.wire.once import KEPT_MS
+from delayd.wire.requests import RequestType
+from tests.batches import messages
+from tests.worlds.delay import ACCEPTED, World, wanted
+from tests.worlds.outside import Wanted
+
+RECORD = b"%once"
+KEPT, REJECTED, REPLACED = int(Reason.KEPT), int(Reason.REJECTED), int(Reason.REPLACED)
+HOUR_MS = 3_600_000
+
+
+def pair(name: str, due_ms: int = 50_000) -> list[Wanted]:
+    """A record and a message."""
+    return wanted(1, KEPT_MS, f"record of {name}", RECORD) + wanted(1, due_ms, name)
+
+
+def end(world: World) -> None:
+    """Each row has an outcome, and the books balance."""
+    world.drain(30 * HOUR_MS)
+    world.check_books()
+    world.check_sealing()
+
+
+def test_a_message_is_kept_with_its_record_and_refused_when_there_was_one() -> None:
+    world = World()
+    flags = [RECORD_FLAG, 0]
+    assert world.sent_keyed(pair("first"), [b"n", b""], flags) == [ACCEPTED] * 2
+    assert world.sent_keyed(pair("second"), [b"n", b""], flags) == [(KEPT, 1), (REJECTED, 1)]
+    world.checkpoint()
+    for life in (world, world.after_crash(PowerLoss.ALL_LOST), world.after_crash()):
+        assert life.sent_keyed(pair("third"), [b"n", b"k"], [*flags[:1], REJECT]) == [(KEPT, 1), (REJECTED, 1)]
+        assert life.sent_keyed(pair("fourth")[1:], [b"k"], REJECT) == [ACCEPTED], "the third one took no key"
+        assert life.sent_keyed(pair("fifth")[:1], [b"n"], RECORD_FLAG) == [(KEPT, 1)], "a record alone"
+    end(world)
+
+
+def test_records_of_one_commit_meet_each_other_before_other_rows_do() -> None:
+    world = World()
+    rows = [*pair("a"), *pair("b"), *pair("c"), *wanted(1, 50_000, "d")]
+    keys = [b"n", b"k", b"n", b"k", b"m", b"k", b"k"]
+    flags = [RECORD_FLAG, REPLACE, RECORD_FLAG, REPLACE, RECORD_FLAG, REPLACE, KEEP]
+    # The record of b meets that of a, so b replaces nothing; c replaces a, and c stands for d.
+    assert world.sent_keyed(rows, keys, flags) == [
+        ACCEPTED,
+        ACCEPTED,
+        (KEPT, 1),
+        (REJECTED, 1),
+        ACCEPTED,
+        (REPLACED, 2),
+        (KEPT, 6),
+    ]
+    numbers = [world.send_keyed(pair(f"e{number}"), [b"o", b""], [RECORD_FLAG, 0]) for number in range(3)]
+    world.settle()
+    assert [world.verdicts(number)[1] for number in numbers] == [ACCEPTED, (REJECTED, 8), (REJECTED, 8)]
+    end(world)
+
+
+def test_there_is_no_record_of_a_message_that_was_refused_for_its_key() -> None:
+    world = World()
+    world.sent_keyed(wanted(1, 50_000, "first"), [b"k"], REJECT)
+    flags = [RECORD_FLAG, REJECT]
+    assert world.sent_keyed(pair("second"), [b"n", b"k"], flags) == [(REJECTED, 1)] * 2
+    kept = world.sent_keyed(pair("third"), [b"m", b"k"], [RECORD_FLAG, KEEP])
+    assert kept == [ACCEPTED, (KEPT, 1)], "of one for which another stands there is a record"
+    for life in (world, world.after_crash(PowerLoss.ALL_LOST)):
+        assert life.sent_keyed(pair("fourth"), [b"n", b"l"], flags) == [ACCEPTED] * 2
+        assert life.sent_keyed(pair("fifth"), [b"m", b"o"], flags) == [(KEPT, 4), (REJECTED, 4)]
+    end(world)
+
+
+def test_a_record_ends_a_day_later_and_is_handed_over_to_nobody() -> None:
+    world = World()
+    world.sent_keyed(pair("first", 40 * HOUR_MS), [b"n", b""], [RECORD_FLAG, 0])
+    records = world.receipts("record of first")
+    world.pass_ms(KEPT_MS - 1_000)
+    assert world.states(records) == [MessageState.PENDING]
+    assert world.sent_keyed(pair("second"), [b"n", b""], [RECORD_FLAG, 0])[1] == (REJECTED, 1)
+    world.pass_ms(3_000)
+    assert world.states(records) == [MessageState.CANCELLED]
+    assert world.sent_keyed(pair("third"), [b"n", b""], [RECORD_FLAG, 0]) == [ACCEPTED] * 2
+
+
+@pytest.mark.parametrize(
+    ("subjects", "subject_of", "flags", "code"),
+    [
+        ([b"a", RECORD], [1, 0], [RECORD_FLAG, 0], None),
+        ([b"a", RECORD], [1, 0], [0, 0], "bad_subject"),
+        ([b"a", RECORD], [1, 0], [RECORD_FLAG, RECORD_FLAG], "batch_malformed"),
+        ([b"a", b"%cron"], [1, 0], [0, 0], "bad_subject"),
+    ],
+)
+def test_a_client_sends_records_to_their_subject_and_nothing_else(
+    subjects: list[bytes], subject_of: list[int], flags: list[int], code: str | None
+) -> None:
+    body = messages(
+        [b"", b"x"],
+        due=[START_MS + KEPT_MS, START_MS + HOUR_MS],
+        keys=[b"n", b"k"],
+        flags=flags,
+        subjects=subjects,
+        subject_of=subject_of,
+        part=ProducerPart(7, 1, 1),
+    )
+    (result,) = need_maps(World().ask(RequestType.SEND, body=body)[0], "results")
+    assert result.get("error") == code
