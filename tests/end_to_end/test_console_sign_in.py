@@ -6,8 +6,10 @@ import http.client
 import re
 import ssl
 import time
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
@@ -193,8 +195,12 @@ def test_a_session_that_somebody_else_has_planted_or_made_up_is_none(site: Site)
     # A page of another port may set a cookie of the same name beside it.
     for both in (f"{other}; {mine}", f"{mine}; {other}"):
         site.seen("/subjects/orders.eu", both, 401)
-    changed = mine[:20] + ("A" if mine[20] != "A" else "B") + mine[21:]
-    for made_up in (changed, "delayd=", "delayd=AAAA", "delayd=é", f"delayd={site.token}", mine + "A"):
+    signed = b64decode(mine.removeprefix("delayd="), altchars=b"-_")
+    longer = (int.from_bytes(signed[:8], "little") + 3_600).to_bytes(8, "little")
+    assert signed[8:40] == sha256(site.token.encode()).digest(), "whoever reads the state of meta knows the digest"
+    forged = [longer + signed[8:], signed[:40] + bytes(32), longer + signed[8:40] + signed[:32]]
+    texts = [f"delayd={urlsafe_b64encode(each).decode()}" for each in forged]
+    for made_up in (*texts, "delayd=", "delayd=AAAA", "delayd=é", f"delayd={site.token}", mine + "A"):
         site.seen("/subjects/orders.eu", made_up.encode().decode("latin-1"), 401)
     # Each sign-in makes a session of its own, whatever was there before.
     assert sign_in(site.plain, site.token, cookie=other).headers["set-cookie"].partition(";")[0] != other
