@@ -473,10 +473,22 @@ def open_log(
             segments = _with_gaps(disk, place, segments, start, kept_from)
         for segment, following in zip(segments, [*segments[1:], None], strict=True):
             _recover(segment, following, start, previous_crc32c, visit, confirmed)
+        _name_last_again(segments, start)
     except BaseException:
         _close_all(segments)
         raise
     return Log(disk, place, segments)
+
+
+def _name_last_again(segments: Sequence[Segment], start: int) -> None:
+    """A last file without groups is what a roll leaves that died of its folder's sync.
+
+    Without that file the log would end where it ends now. Only a log that begins there, and not at 0, needs it; and
+    it was named anew when there were others before it.
+    """
+    last = segments[-1]
+    if last.end == last.base_offset and (len(segments) > 1 or not start):
+        last.name_again()
 
 
 def list_segments(

@@ -257,6 +257,16 @@ class Segment:
         self.disk.rename(copy, self.path)
         self.disk.sync_folder(folder)
 
+    def name_again(self) -> None:
+        """Name a file anew that has no groups: a name whose sync failed once is never durable (rule L1).
+
+        It takes no space. Whoever calls must be able to go on without the file, for a crash may come between the two.
+        """
+        folder, aside = self.path.rpartition("/")[0], f"{self.path}{COPY_SUFFIX}"
+        self.disk.rename(self.path, aside)
+        self.disk.rename(aside, self.path)
+        self.disk.sync_folder(folder)
+
     def whole_until(self) -> int:
         """Offset of the first group that this file does not hold whole, by headers alone."""
         offset, previous_crc32c = self.base_offset, self.header.previous_crc32c
@@ -558,7 +568,10 @@ def open_segment(disk: Disk, path: str, kind: FileKind, log_id: int | None, *, w
     try:
         data = file.pread(FILE_HEADER_BYTES, 0)
         if file.size() <= FILE_HEADER_BYTES and not _header_checks(data):
-            raise UnfinishedFile(path)
+            # Callers remove what is unfinished, so one wrong read is not enough.
+            data = file.pread(FILE_HEADER_BYTES, 0)
+            if not _header_checks(data):
+                raise UnfinishedFile(path)
         return Segment(disk, path, file, read_file_header(path, data, kind, log_id))
     except BaseException:
         file.close()

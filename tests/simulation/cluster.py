@@ -359,13 +359,14 @@ class Cluster:
         self.mend()
         self.mixed = False
         self.router.up = True
-        self.router.slots_given += 1  # Strangers may have told the server to give its keys up.
         self.tell_router()
         self._end_faults()
         try:
             self.rest()
         except Crash as crash:
             self._tell(f"     dies at {crash}")
+        # Strangers may have told the server to give its keys up, and a release that was under way has ended now.
+        self.router.slots_given += 1
         self.bury()
         self._end_faults()
         for side in self.sides:

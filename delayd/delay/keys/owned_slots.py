@@ -292,7 +292,9 @@ class OwnedSlots:
             self._kept = after
         except DiskFull as error:
             refused = DiskReserve(f"this server can't store which keys it owns: {error.message}")
-        self._changes.popleft()[1](refused)
+        _, done = self._changes[0]
+        done(refused)  # What it asks for at once stands behind it in the queue, and is stored after it.
+        self._changes.popleft()
         if self._changes:
             self._store()
 

@@ -202,3 +202,22 @@ def test_planted_bugs_make_two_serve_a_slot(bug: str, monkeypatch: pytest.Monkey
     with pytest.raises(AssertionError, match="two serve it"):
         for seed in range(100):
             _live(np.random.default_rng(seed))
+
+
+def test_what_is_asked_for_when_a_change_is_stored_is_stored_once_and_after_it() -> None:
+    member = Member(SteppedMeta(), 1)
+    heard: list[object] = []
+    pair = slots_of_text("7"), slots_of_text("9")
+    owners = SlotOwners(np.zeros(len(SLOT), np.uint64), np.full(len(SLOT), 3, np.uint32))
+
+    def again(outcome: SlotOwners | DelaydError) -> None:
+        heard.append(outcome)
+        member.own.release(pair[1], heard.append)
+        # Meta answers at once, so the second change comes within the first one's end.
+        member.asked.pop()[1](owners)
+
+    member.own.release(pair[0], again)
+    member.asked.pop()[1](owners)
+    member.worker.run_all()
+    member.worker.run_all()
+    assert heard == [owners, owners]

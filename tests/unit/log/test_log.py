@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from crc32c import crc32c
 
-from delayd.errors import DamagedData, NewerFormat, ServerStopped
+from delayd.errors import DamagedData, NewerFormat, ServerStopped, SyncFailed
 from delayd.log.group import (
     BYTES_MAX,
     BadGroup,
@@ -25,7 +25,7 @@ from delayd.log.group import (
 )
 from delayd.log.log import Log, LogPlace, list_segments, open_log, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.testing.disk import MemoryDisk
+from delayd.testing.disk import MemoryDisk, Misread
 from tests.batches import messages
 from tests.memory_files import content, files, put
 
@@ -147,6 +147,28 @@ def test_a_last_file_without_a_header_was_being_created_and_an_earlier_one_is_da
     disk.open(f"{PLACE.folder}/{segment_name(8)}", create=True).close()
     with pytest.raises(DamagedData, match="later segments exist"):
         open_log(disk, PLACE, 5)
+
+
+def test_rule_L1_a_file_whose_name_could_not_be_synced_is_named_anew_and_outlives_a_power_cut() -> None:
+    disk, log = filled(4)
+    disk.faults.fail_sync_at = disk.syncs + 3  # Those of both files, and then of the folder.
+    with pytest.raises(SyncFailed, match=f"sync of {PLACE.folder} failed"):
+        log.append([group(4)], 5)
+    assert len(files(disk, PLACE.folder)) == 2
+    killed = disk.after_kill()
+    again = open_log(killed, PLACE, 5)
+    again.append([group(4)], 5)
+    again.flush()
+    assert numbers(open_log(killed.after_crash(), PLACE, 5)) == [*range(5)]
+
+
+def test_one_wrong_read_of_a_file_without_groups_does_not_remove_it() -> None:
+    disk = MemoryDisk()
+    open_log(disk, PLACE, 5).close()
+    disk.faults.misreads[FIRST] = Misread(1, 3)
+    segments = list_segments(disk, PLACE, write=True)
+    assert [segment.path for segment in segments] == [FIRST] == files(disk, PLACE.folder)
+    assert FIRST not in disk.faults.misreads
 
 
 def test_bodies_full_of_magic_numbers_are_no_groups_behind_a_torn_one() -> None:
