@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -297,6 +298,8 @@ def main(programs: Programs, arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _refused_by_the_system(error)
     except click.Abort:
+        # A Ctrl-C between the making of a coroutine and its run leaves one that is never awaited.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         click.echo("delayd: stopped", err=True)
         return INTERRUPTED
     return result if isinstance(result, int) else OK
