@@ -173,6 +173,7 @@ class BrokerClock(HomeClock):
         self.loop = ServersLoop()
         self._thread: LoopThread | None = None  # None before `begin` and after `end`.
         self._moving = asyncio.Lock()
+        self._target_ms = start_ms  # Where the last move goes, or went.
 
     @property
     def now(self) -> datetime:
@@ -258,7 +259,7 @@ class BrokerClock(HomeClock):
             await self._step_to(target_ms)
 
     async def _step_to(self, target_ms: int) -> None:
-        _within(target_ms)
+        self._target_ms = _within(target_ms)
         for core in list(self.followed):
             core.begin()
         await self._quiet()
@@ -368,8 +369,9 @@ class BrokerClock(HomeClock):
         # The clock may be there already and its servers still at work on what is due.
         if frozen_ms is None or (frozen_ms <= self.time.now_ms and not self._moving.locked()):
             return None
-        # On its way there it may wait for this caller.
-        return None if self._moving.locked() and self._waits_for_caller() else frozen_ms
+        # On its way there it may wait for this caller; but it is there already when time was moved once more.
+        is_there = self.time.now_ms >= self._target_ms < frozen_ms
+        return None if self._moving.locked() and not is_there and self._waits_for_caller() else frozen_ms
 
     def _waits_for_caller(self) -> bool:
         who, begun_by = _who(), _handed_to.get()

@@ -565,6 +565,28 @@ def test_a_workers_function_that_sends_in_frozen_time_does_not_wait_for_the_cloc
             serving.join()
 
 
+def test_on_a_loop_a_call_finds_what_is_due_while_the_clock_ends_an_earlier_move() -> None:
+    async def scenario(broker: InMemoryBroker, tick: Callable[[timedelta], object]) -> None:
+        async with broker.async_producer() as producer, broker.async_consumer("b", "g") as consumer:
+            for _ in range(3):
+                await producer.send("b", b"1", delay=DAY)
+                tick(DAY)
+                # The clock is moved twice, and what comes meanwhile counts as work for the second move.
+                again = asyncio.create_task(broker.clock.advance_async(AT_ONCE))
+                batch = await consumer.pull(wait=AT_ONCE)
+                assert len(batch) == 1
+                await batch.ack()
+                await producer.send("b", b"2", delay=DAY)
+                tick(DAY)
+                batch = await consumer.pull(wait=AT_ONCE)
+                assert len(batch) == 1
+                await batch.ack()
+                await again
+
+    with freeze_time("2026-01-01", real_asyncio=True) as frozen, InMemoryBroker() as broker:
+        asyncio.run(scenario(broker, frozen.tick))
+
+
 def test_on_a_loop_the_next_call_after_frozen_time_has_moved_finds_what_is_due() -> None:
     async def scenario(broker: InMemoryBroker, tick: Callable[[timedelta], object]) -> None:
         seen, begun = list[float](), broker.clock.now
