@@ -440,8 +440,6 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0, hour
         if hour is not None and segment.header.number != hour:
             raise DamagedData(path, 0, f"its header says that it is of hour {hour_name(segment.header.number)}")
         segment.recover(0, 0, known, last=True)
-        if not segment.end:
-            segment.name_again()
     except BaseException:
         segment.close()
         raise
