@@ -61,7 +61,7 @@ _LOOK, _CANCEL, _DECIDE = (Right.INSPECT,), (Right.INSPECT, Right.CANCEL), (Righ
 _SCHEDULES = (Right.INSPECT, Right.SEND)
 _PAGE, _GROUP = "/subjects/{subject}/messages/{id}", "/subjects/{subject}/groups/{group}"
 # All the rights that a page of the console needs, for the subject in its path, or for everything: those of its calls.
-# Who may not do what a form is for does not see the form.
+# A form is shown only to those who may do what it is for.
 PAGES = {
     "/": _LOOK,
     "/open": (Right.ANY,),
@@ -165,7 +165,7 @@ class Callers:
         return cookie_of(request, self._secret, entry.digest, ends_ms)
 
     def visitor(self, request: Request) -> Pass | None:
-        """Who is signed in in the browser that asks; None for nobody, or when the token is not valid any more."""
+        """The caller signed in in this browser; None for nobody, or when the token is not valid any more."""
         session = None if self._secret is None else session_of(request, self._secret)
         if session is None:
             return None

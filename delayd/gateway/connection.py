@@ -182,7 +182,7 @@ async def write_answer(
     An example of the costs: 39 us of processor time for a request whose answer goes by `send`, 23 us so.
     """
     if cycle.flow.write_paused and not cycle.disconnected:
-        await cycle.flow.drain()  # Who does not read his answers is asked nothing more.
+        await cycle.flow.drain()  # A caller that does not read its answers is asked nothing more.
     if cycle.disconnected:
         return
     lines = [b"%b: %b\r\n" % each for each in (*cycle.default_headers, *headers)]

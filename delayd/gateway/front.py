@@ -63,7 +63,7 @@ HARMLESS = tuple(
 )
 
 
-class Asked(Request):
+class ReadRequest(Request):
     """A request whose headers are read once: by their names in lower case, the first of each name."""
 
     @property
@@ -141,7 +141,7 @@ class Front:
             await self._lifespan(scope, receive, send)
             return
         scope["path"] = scope["raw_path"].decode("ascii")  # So that a / in a name is none between two.
-        request = Asked(scope, receive)
+        request = ReadRequest(scope, receive)
         try:
             answer = await self._served(request)
         except (DelaydError, Refusal) as error:

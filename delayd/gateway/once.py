@@ -69,7 +69,7 @@ class OnceRequest:
         self._name = name
         self._subject = subject
         self._key = once_key(*name)
-        self._number = 0  # Of the next message of a list or a stream.
+        self._number = 0  # That of the last message of a list or a stream.
         self._is_many = False
 
     @contextmanager

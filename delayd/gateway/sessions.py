@@ -21,7 +21,7 @@ from starlette.requests import Request
 
 from delayd.secret import Secret
 
-LIFE_S = 8 * 3_600  # Who works longer signs in again.
+LIFE_S = 8 * 3_600  # After that one signs in again.
 OPEN_NAME, TLS_NAME = "delayd", "__Host-delayd"
 _END_BYTES, _DIGEST_BYTES, _SIGNATURE_BYTES = 8, 32, 32
 

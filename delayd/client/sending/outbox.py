@@ -369,14 +369,14 @@ def row_bytes(row: Single) -> int:
 class RecordMet(NamedTuple):
     """There was a record with the key of a send before, so nothing was sent."""
 
-    record: Receipt  # Of that record.
+    record: Receipt  # The receipt of that record.
 
 
 class RecordedSend(NamedTuple):
     """A send that is to happen once, or its record alone; see docs/once.md."""
 
     record: Single  # Its body is made when the batch is bound: then the instants of the record are known.
-    digest: bytes  # Of the request that wants the send.
+    digest: bytes  # The digest of the request that wants the send.
     row: Single | None  # The message; None when the record stands alone.
     waiter: Waiter[Receipt | RecordMet]
 
@@ -389,9 +389,9 @@ class Recorded:
     def __init__(self, *sends: RecordedSend) -> None:
         self._sends = list(sends)
         self.count = sum([_rows_of(send) for send in sends])
-        self.size_bytes = 0  # Of what was added.
+        self.size_bytes = 0  # The size of what was added.
         self._gathering = Gathering()
-        self._records: list[SendRecord] = []  # Of each send, once the batch is bound.
+        self._records: list[SendRecord] = []  # One for each send, once the batch is bound.
 
     @property
     def held_bytes(self) -> int:
@@ -545,7 +545,7 @@ class Block:
         self._pieces = list(pieces)
         self._deliver_at_ms: list[Int64s] = []  # Of each piece, once the batch is bound.
         self.count = sum([len(piece.rows) for piece in pieces])
-        self.size_bytes = 0  # Of what was added.
+        self.size_bytes = 0  # The size of what was added.
 
     @property
     def held_bytes(self) -> int:

@@ -40,7 +40,7 @@ IN_CLEAR = (
     "This page came without TLS, unless a proxy has it: whoever reads the network between you and the gateway reads the"
     " token. Start the gateway with --tls-cert and --tls-key."
 )
-SIGN_IN_BYTES_MAX = 8_192  # Of a form that anybody may send.
+SIGN_IN_BYTES_MAX = 8_192  # Anybody may send this form.
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 HINT = "dlyd_ and 58 characters, as delayd token create has printed it"
 
@@ -53,7 +53,7 @@ class SessionPages:
         self._callers = callers
 
     async def shown(self, request: Request) -> Response:
-        """Who is signed in here, or the form to sign in."""
+        """Show the session of this browser, or the form to sign in."""
         queried(request)
         await self._callers.until_heard()
         if not self._callers.asks:

@@ -151,7 +151,7 @@ def test_a_last_file_without_a_header_was_being_created_and_an_earlier_one_is_da
 
 def test_rule_L1_a_file_whose_name_could_not_be_synced_is_named_anew_and_outlives_a_power_cut() -> None:
     disk, log = filled(4)
-    disk.faults.fail_sync_at = disk.syncs + 3  # Those of both files, and then of the folder.
+    disk.faults.fail_sync_at = disk.syncs + 3  # Both files are synced, and then the folder.
     with pytest.raises(SyncFailed, match=f"sync of {PLACE.folder} failed"):
         log.append([group(4)], 5)
     assert len(files(disk, PLACE.folder)) == 2
