@@ -9,7 +9,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from delayd.client.asking import ask
 from delayd.client.asking.ask import QUOTAS
 from delayd.client.limits import check_subject
 from delayd.errors import BadArgument, DamagedData, DelaydError, DiskFull, ServerUnavailable
-from delayd.hours import hour_name, hour_start_ms, instant_text
+from delayd.hours import hour_name, instant_text, period_name
 from delayd.log.control import NO_LIMITS, QuotaLimits
 from delayd.machine.operating import counted
 from delayd.outcome import Outcome, Reason, reason_name
@@ -432,12 +431,6 @@ def rows_of(forecast: Forecast, by: str, limits: RateLimits, *, with_chart: bool
         peak: tuple[Cell, ...] = (None, None, "") if fullest is None else (*fullest, limits.above(fullest.messages))
         row: tuple[Cell, ...] = (name, messages, size, *peak)
         yield (*row, bar(messages / most)) if with_chart else row
-
-
-def period_name(hour: int, by: str) -> str:
-    """The name of the hour, day or month that an hour belongs to, in UTC."""
-    begin = datetime.fromtimestamp(hour_start_ms(hour) / 1_000, UTC)
-    return begin.strftime({"hour": "%Y-%m-%dT%H:00Z", "day": "%Y-%m-%d", "month": "%Y-%m"}[by])
 
 
 def bar(share: float) -> str:

@@ -42,6 +42,12 @@ def hour_name(hour: int) -> str:
     return f"{start.year:04d}{start.month:02d}{start.day:02d}{start.hour:02d}"
 
 
+def period_name(hour: int, by: str) -> str:
+    """The name of the ``hour``, ``day`` or ``month`` that an hour belongs to, in UTC."""
+    begin = datetime.fromtimestamp(hour * HOUR_SECONDS, UTC)
+    return begin.strftime({"hour": "%Y-%m-%dT%H:00Z", "day": "%Y-%m-%d", "month": "%Y-%m"}[by])
+
+
 def hour_from_name(name: str) -> int:
     """Hour of a name; BadArgument for anything that `hour_name` does not write."""
     if len(name) != NAME_DIGITS or not (name.isascii() and name.isdigit()):

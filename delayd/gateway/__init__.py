@@ -9,6 +9,8 @@ It is a client of the servers, like any other, and keeps nothing that must last.
     sends       a body of a request becomes messages, and receipts become an answer
     once        requests with a name of their own, which are done once
     messages    what became of a message; cancel and move it; list what is pending
+    traces      the life of a message, as far as servers tell it
+    forecast    how many messages come due in each period
     callers     which callers may ask for what, by the cluster's tokens
     sessions    what the cookie of somebody who has signed in to the console holds
     groups      messages are pulled for a group, and held here under a name until they are settled

@@ -25,12 +25,13 @@ from delayd.client.instants import instant_ms
 from delayd.client.producer import AsyncProducer, once_of
 from delayd.client.pulling.consumer import AsyncConsumer
 from delayd.errors import DelaydError
-from delayd.gateway import messages, sends
+from delayd.gateway import messages, sends, traces
 from delayd.gateway.admin import AdminRoutes
 from delayd.gateway.callers import Callers
 from delayd.gateway.clock import MovableClock
 from delayd.gateway.console.console import Console
 from delayd.gateway.cron_routes import CronRoutes
+from delayd.gateway.forecast import Forecasts
 from delayd.gateway.front import Front, Paths, by_path
 from delayd.gateway.groups import Groups
 from delayd.gateway.metrics import page
@@ -76,6 +77,7 @@ class Gateway:
         self._groups = Groups(self._consumer)
         self._push = push
         self.push = PushRoutes(push)
+        self._forecasts = Forecasts()
         self.admin = AdminRoutes(meta, secret)
         self.cron = CronRoutes(lambda: self.producer, self._now_ms)
         self.console = Console(meta, push, secret, clock, callers)
@@ -144,15 +146,23 @@ class Gateway:
 
     async def get(self, request: Request) -> Response:
         """What became of a message."""
-        return await messages.get(self.producer, messages.Named(request))
+        return await messages.get(self.producer, messages.Named.of(request))
 
     async def cancel(self, request: Request) -> Response:
         """A message is ended before it is due."""
-        return await messages.cancel(self.producer, messages.Named(request), request)
+        return await messages.cancel(self.producer, messages.Named.of(request), request)
 
     async def move(self, request: Request) -> Response:
         """A message gets another instant."""
-        return await messages.move(self.producer, messages.Named(request), request)
+        return await messages.move(self.producer, messages.Named.of(request), request)
+
+    async def trace(self, request: Request) -> Response:
+        """The life of a message so far."""
+        return await traces.trace(self.producer, self._meta, messages.Named.of(request))
+
+    async def forecast(self, request: Request) -> Response:
+        """How many messages of a subject come due in each period."""
+        return await self._forecasts.of_subject(self.producer, request)
 
     async def pull(self, request: Request) -> Response:
         """Messages are pulled."""

@@ -10,6 +10,7 @@ Invariant: an answer says what the servers said. A message that is known and can
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -43,30 +44,33 @@ def _word_of(receipt: Receipt) -> str:
     return f"{receipt.log_id:016x}.{receipt.sequence}"
 
 
-class Named:
-    """One message that a path or a query names."""
+class Named(NamedTuple):
+    """One message, named by a receipt or by its key."""
 
-    def __init__(self, request: Request) -> None:
-        self.subject = part(request, "subject")
-        self.receipt: Receipt | None = None
-        self.key: str | None = None
+    subject: str
+    receipt: Receipt | None = None
+    key: str | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> Named:
+        """The message that a path or a query names."""
+        subject = part(request, "subject")
         if "id" in request.path_params:
             queried(request)
-            self.receipt = Receipt.of_token(part(request, "id"))
-        else:
-            self.key = query_of(request, ByKey).key
+            return cls(subject, receipt=Receipt.of_token(part(request, "id")))
+        return cls(subject, key=query_of(request, ByKey).key)
 
 
 async def get(producer: AsyncProducer, named: Named) -> Response:
     """What became of a message; with its ETag while it is pending."""
     info = await producer.get(named.subject, receipt=named.receipt, key=named.key)
     if info.state is MessageState.UNKNOWN:
-        raise _unknown()
+        raise unknown_message()
     told: dict[str, object] = {"state": info.state.name.lower(), "deliver_at": instant_text(info.deliver_at_ms)}
     told |= {name: value for name, value in info._asdict().items() if value is not None and name != "state"}
     if info.target_log_id is not None:
         told["target_log_id"] = f"{info.target_log_id:016x}"
-    current = await _current(producer, named) if info.state is MessageState.PENDING else None
+    current = await current_receipt(producer, named) if info.state is MessageState.PENDING else None
     return Response(_encode(told), headers=None if current is None else message_tag(current), media_type=JSON)
 
 
@@ -96,7 +100,7 @@ async def _required(producer: AsyncProducer, named: Named, request: Request) -> 
     seen = if_match(request)
     if seen is None:
         return named.receipt, named.key
-    current = await _current(producer, named)
+    current = await current_receipt(producer, named)
     if current is not None:
         if _word_of(current) != seen:
             raise changed_since("the message was moved, or another one has its key", _word_of(current))
@@ -107,7 +111,7 @@ async def _required(producer: AsyncProducer, named: Named, request: Request) -> 
     raise _refused(state.name)
 
 
-async def _current(producer: AsyncProducer, named: Named) -> Receipt | None:
+async def current_receipt(producer: AsyncProducer, named: Named) -> Receipt | None:
     """The receipt of a message as it stands now; None when it is not pending."""
     pages = producer.pending(named.subject, receipt=named.receipt, key=named.key, page_size=1)
     page = await pages.next()
@@ -118,7 +122,7 @@ async def listed(producer: AsyncProducer, request: Request) -> Response:
     """One message by its key, or the pending messages of a subject, as lines, however many there are."""
     wish = query_of(request, Browse)
     if wish.key is not None:
-        return await get(producer, Named(request))
+        return await get(producer, Named.of(request))
     pages = producer.pending(
         part(request, "subject"),
         due_from=utc(wish.due_from, "due_from"),
@@ -157,13 +161,14 @@ async def listed(producer: AsyncProducer, request: Request) -> Response:
     return Lines(lines())
 
 
-def _unknown() -> Refusal:
+def unknown_message() -> Refusal:
+    """The refusal of a request about a message that no server knows."""
     return Refusal(404, "unknown", "no such message is kept here; the logs of its hour may be deleted")
 
 
 def _refused(answer: str) -> Refusal:
     if answer == "UNKNOWN":
-        return _unknown()
+        return unknown_message()
     if answer == "IN_FLIGHT":
         return Refusal(
             409, "in_flight", "the message is being handed over at this moment; ask again a moment later", AGAIN

@@ -39,11 +39,13 @@ from delayd.gateway.cron_routes import (
     ScheduleDeleted,
     SchedulesListed,
 )
+from delayd.gateway.forecast import ForecastQuery, SubjectForecast
 from delayd.gateway.groups import Groups
 from delayd.gateway.once import NAME_CHARS_MAX
 from delayd.gateway.openapi import AnyOf, Operation, document
 from delayd.gateway.push_routes import NewTarget, Rotation, Terms
 from delayd.gateway.sends import EVENTS, NDJSON, queried
+from delayd.gateway.traces import MessageLife
 from delayd.gateway.values import (
     JSON,
     Browse,
@@ -142,6 +144,18 @@ def operations_of(gateway: Gateway) -> list[Operation]:
             *("DELETE", one, "cancel", "Cancel a pending message.", gateway.cancel, ended),
             fails=(404, 409),
             conditions=match,
+        ),
+        op("GET", f"{one}/trace", "trace", "The life of a message so far.", gateway.trace, MessageLife, fails=(404,)),
+        op(
+            *("GET", "/v1/subjects/{subject}/trace", "trace_by_key", "The same by the key of a message."),
+            *(gateway.trace, MessageLife),
+            query=ByKey,
+            fails=(404,),
+        ),
+        op(
+            *("GET", "/v1/subjects/{subject}/forecast", "forecast", "How many messages come due when."),
+            *(gateway.forecast, SubjectForecast),
+            query=ForecastQuery,
         ),
         op(
             *("POST", f"{group}/pull", "pull", "Get due messages for a group.", gateway.pull, PulledMessages),

@@ -99,6 +99,79 @@ def test_a_message_is_followed_moved_and_cancelled_by_its_id_and_by_its_key(clus
     assert (late.status, late.code) == (409, "already_dispatched")
 
 
+def test_the_life_of_a_message_is_traced_to_its_groups(cluster: Cluster) -> None:
+    ask, path = cluster.gateway.ask, "/v1/subjects/life/messages"
+    sent = ask("POST", path, {"body": "x", "delay": "1h", "key": "k"}).json
+    taken = {"what": "accepted", "log_id": sent["log_id"], "sequence": sent["sequence"]}
+    due_then = {"what": "due", "at": sent["deliver_at"], "at_ms": sent["deliver_at_ms"]}
+    life = ask("GET", f"{path}/{sent['id']}/trace").json
+    assert (life["state"], life["deliver_at_ms"], life["id"]) == ("pending", sent["deliver_at_ms"], sent["id"])
+    assert _at(life, "accepted")["at_ms"] == sent["accepted_at_ms"]
+    by_key = ask("GET", "/v1/subjects/life/trace?key=k").json
+    assert by_key["steps"] == [taken, due_then], "a list tells no exact instant of acceptance"
+    assert ask("PATCH", f"{path}?key=k", {"delay_ms": 0}).status == 200
+    (held,) = cluster.gateway.pull("life", "again")
+    (lost,) = cluster.gateway.pull("life", "dead")
+    (done,) = cluster.gateway.pull("life", "done")
+    cluster.gateway.say("nack", held["lease"], delay_ms=3_600_000)
+    cluster.gateway.say("reject", lost["lease"], reason="wrong")
+    cluster.gateway.say("ack", done["lease"])
+    due = int(str(held["deliver_at_ms"]))
+    deadline = time.monotonic() + LIMIT_S
+    while True:  # What a group gave back is on its way to the delay server for a moment.
+        life = ask("GET", f"{path}/{sent['id']}/trace").json
+        groups = {group["group"]: group for group in _rows(life["groups"])}
+        if [groups[name]["state"] for name in ("again", "dead", "done")] == ["pending", "dead", "dispatched"]:
+            break
+        assert time.monotonic() < deadline, life
+        time.sleep(0.05)
+    assert life["state"] == "dispatched" and int(str(groups["again"]["deliver_at_ms"])) > due + 3_000_000
+    appended = _at(life, "appended")
+    assert appended["late_ms"] == int(str(appended["at_ms"])) - due and len(str(appended["log_id"])) == 16
+    assert [step["what"] for step in _rows(life["steps"])] == ["accepted", "due", "dispatched", "appended"]
+    missing = ask("GET", "/v1/subjects/life/trace?key=nobody")
+    assert (missing.status, missing.code) == (404, "unknown")
+
+
+def _rows(found: object) -> list[Json]:
+    assert isinstance(found, list)
+    return found
+
+
+def _at(life: Json, what: str) -> Json:
+    (step,) = [step for step in _rows(life["steps"]) if step["what"] == what]
+    return step
+
+
+def test_a_forecast_counts_what_is_pending_by_its_periods(cluster: Cluster) -> None:
+    ask, path = cluster.gateway.ask, "/v1/subjects/ahead/forecast"
+    instants = ["2027-01-31T23:59:59.999Z", "2027-02-01T00:00:00Z", "2027-02-01T09:30:00.100Z"]
+    rows: list[Json] = [{"body": "123", "deliver_at": instant} for instant in (*instants, instants[-1])]
+    assert ask("POST", "/v1/subjects/ahead/messages", [*rows, {"body": "t", "delay_ms": 0}]).status == 200
+    (due,) = cluster.gateway.pull("ahead")
+    cluster.gateway.say("ack", due["lease"])
+
+    def told(query: str) -> list[tuple[object, ...]]:
+        found = ask("GET", path + query)
+        assert found.status == 200, found
+        names = ("period", "messages", "bytes", "fullest_second", "fullest_second_messages")
+        return [tuple(period[name] for name in names) for period in _rows(found.json["periods"])]
+
+    last = ("2027-02-01T09:30:00.000Z", 2)
+    assert told("") == [("2027-01-31", 1, 3, "2027-01-31T23:59:59.000Z", 1), ("2027-02-01", 3, 9, *last)]
+    assert [row[:3] for row in told("?by=hour")] == [
+        ("2027-01-31T23:00Z", 1, 3),
+        ("2027-02-01T00:00Z", 1, 3),
+        ("2027-02-01T09:00Z", 2, 6),
+    ]
+    assert [row[:2] for row in told("?by=month")] == [("2027-01", 1), ("2027-02", 3)]
+    assert told("?due_from=2027-02-01T00:00:01Z") == [("2027-02-01", 2, 6, *last)]
+    total = ask("GET", path).json
+    assert (total["pending"], total["unread"]) == (4, 0)
+    assert ask("GET", f"{path}?by=week").status == 400
+    assert ask("GET", "/v1/subjects/ahead.none/forecast").json["periods"] == []
+
+
 def test_of_a_list_each_message_is_kept_or_refused_by_itself(cluster: Cluster) -> None:
     wishes: list[Json] = [
         {"body": "a", "delay": "1h"},

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from itertools import islice
 from typing import TypedDict
 
 from markupsafe import Markup
@@ -23,11 +22,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from delayd.batch.labels import Headers
-from delayd.client.asking.ask import list_groups
 from delayd.client.asking.messages import MessageInfo
 from delayd.client.asking.walking import PendingMessage, Walked
 from delayd.client.sending.receipts import Receipt
-from delayd.errors import BadArgument, DelaydError
+from delayd.errors import BadArgument
 from delayd.gateway.console.desk import INSTANT_HINT, PAGE, PageDesk, form_of, from_ms, queried
 from delayd.gateway.console.drawing import (
     NONE,
@@ -49,9 +47,11 @@ from delayd.gateway.console.drawing import (
     size,
     when,
 )
+from delayd.gateway.messages import Named
 from delayd.gateway.problems import Refusal
 from delayd.gateway.sends import part
-from delayd.hours import HOUR_MS, instant_text
+from delayd.gateway.traces import LifeStep, life_of
+from delayd.hours import instant_text
 from delayd.machine.operating import counted
 from delayd.outcome import MessageState
 from delayd.wire.asked import CancelAnswer, RescheduleAnswer
@@ -59,7 +59,6 @@ from delayd.wire.asked import CancelAnswer, RescheduleAnswer
 EDIT_OF = "delayd-edit-of"  # The header of an edited message: log_id and sequence of the one in whose place it is.
 SHOWN_BYTES = 64 << 10  # Of a body.
 EDIT_BYTES_MAX = 256 << 10  # A longer body is for programs.
-GROUPS_MAX = 20  # Groups that are asked where they have a message.
 HEX_BYTES = 1_024
 SAID = {
     "UNKNOWN": "No such message is kept; the logs of its hour may be deleted.",
@@ -173,36 +172,24 @@ class PendingPages:
     ) -> list[FactTable | DrawnTable | SentenceList]:
         """What became of it so far, as far as the servers that run can say."""
         now = self._desk.now_ms
-        facts: list[tuple[str, object]] = []
-        if receipt is not None:
-            if receipt.accepted_at_ms % HOUR_MS:  # Else the receipt is of a list, and names the hour of its file.
-                facts.append(("accepted", when(receipt.accepted_at_ms, now)))
-            facts.append(("at the delay server", f"{receipt.log_id:016x}, sequence {receipt.sequence}"))
-        facts.append(("due", when(info.deliver_at_ms, now)))
-        if info.decided_at_ms is not None:
-            facts.append((info.state.name.lower().replace("_", " "), when(info.decided_at_ms, now)))
-        if info.target_log_id is not None and info.target_appended_at_ms is not None:
-            late_ms = info.target_appended_at_ms - info.deliver_at_ms
-            facts.append(("at the realtime server", f"{info.target_log_id:016x}, offset {info.target_offset}"))
-            facts.append(
-                ("on its disk", f"{instant_text(info.target_appended_at_ms)}, {late_ms:,} ms after it was due")
-            )
-        if info.other is not None and info.other_at_ms is not None:
-            facts.append(("other message", f"sequence {info.other}, due {when(info.other_at_ms, now)}"))
+        # A key and a receipt name two messages to a server when the key was taken again, so one of them is asked for.
+        named = Named(subject, receipt, None if receipt else key)
+        life = await life_of(self._desk.producer, self._desk.meta, named, info)
+        facts = [(step.what.replace("_", " "), _step_text(step, now)) for step in life.steps]
         parts: list[FactTable | DrawnTable | SentenceList] = [FactTable(facts, "Trace")]
         if info.state is MessageState.DISPATCHED:
-            groups = await list_groups(self._desk.meta, subject, ages=False)
-            rows = []
-            for group in dict.fromkeys(each.group for each in islice(groups, GROUPS_MAX)):
-                try:
-                    own = await self._desk.producer.get(subject, receipt=receipt, key=key, group=group)
-                    said = _GROUP_SAID.get(own.state, own.state.name.lower())
-                    due = when(own.deliver_at_ms, now) if own.state is MessageState.PENDING else NONE
-                except DelaydError as error:
-                    said, due = error.message, NONE
-                rows.append((link(group, path("subjects", subject, "groups", group)), said, due))
+            rows = [
+                (
+                    link(each.group, path("subjects", subject, "groups", each.group)),
+                    each.detail or _GROUP_SAID.get(each.state, each.state),
+                    when(each.deliver_at_ms, now),
+                )
+                for each in life.groups
+            ]
             columns = (("group", "t"), ("there", "t"), ("comes again", "t"))
             parts.append(DrawnTable("At its groups", columns, rows, empty="No group has consumed the subject yet."))
+            more = [f"{life.groups_left:,} more groups are not shown."] if life.groups_left else []
+            parts += [SentenceList(sentences)] if (sentences := [*life.missing, *more]) else []
         parts.append(
             SentenceList(
                 [
@@ -418,10 +405,10 @@ class WindowBounds(TypedDict):
 
 
 _GROUP_SAID = {
-    MessageState.DISPATCHED: "handed over; nothing waits to come to it again",
-    MessageState.PENDING: "waits to come again",
-    MessageState.DEAD: "is a dead letter",
-    MessageState.IN_FLIGHT: "comes again at this moment",
+    "dispatched": "handed over; nothing waits to come to it again",
+    "pending": "waits to come again",
+    "dead": "is a dead letter",
+    "in_flight": "comes again at this moment",
 }
 
 
@@ -476,6 +463,14 @@ def _named(request: Request) -> tuple[str, Receipt]:
 
 def _name(receipt: Receipt) -> str:
     return f"{receipt.log_id:016x}-{receipt.sequence}"
+
+
+def _step_text(step: LifeStep, now_ms: int) -> str:
+    """When it was, by how much that was late, and where."""
+    said = [] if step.at_ms is None else [when(step.at_ms, now_ms)]
+    said += [] if step.late_ms is None else [f"{step.late_ms:,} ms after it was due"]
+    places = (("at {}", step.log_id), ("sequence {}", step.sequence), ("offset {}", step.offset))
+    return ", ".join([*said, *(text.format(place) for text, place in places if place is not None)])
 
 
 def _state_sentence(info: MessageInfo) -> str:
