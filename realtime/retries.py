@@ -30,6 +30,7 @@ from delayd.batch.labels import (
     DEAD_KEPT_MS,
     DEAD_TAG,
     ERROR,
+    ERROR_BYTES_MAX,
     FIRST_DUE_MS,
     HISTORY,
     HISTORY_MAX,
@@ -38,6 +39,7 @@ from delayd.batch.labels import (
     OCCURRENCE_MS,
     ORIGIN,
     REASON,
+    REASON_BYTES_MAX,
     SCHEDULE,
     Headers,
     bloom_of_item,
@@ -74,7 +76,7 @@ from .subject_index import Index, StoredBatches
 from .words import ConsumerWord, by_source, found
 
 BATCH_ROWS = 4_096  # Messages of one decision: making its batch takes some 30 ms.
-BATCH_BYTES = 4 << 20  # And their bytes; one message may come on top.
+BATCH_BYTES = 4 << 20  # And their bytes with what is said of them; one message may come on top.
 UNDONE_MAX = 4_096  # Decisions that delay servers have not taken yet: with BATCH_ROWS small ones 64 MiB of rows.
 
 limited = LogLimit(logging.getLogger(__name__))
@@ -272,12 +274,16 @@ class Retries:
     def _pieces(self, group: Group, run: StateRun, each: AskedPulls, now_ms: int) -> Iterator[_RetryPiece]:
         """Cut a run where one stored batch ends, or one decision would get too large."""
         kept_ms = DEAD_KEPT_MS if each.reason else each.delay_ms
+        reason, error = cut_text(each.reason, REASON_BYTES_MAX), cut_text(each.error, ERROR_BYTES_MAX)
+        # The next life of each message has both, and one of them once more in its history.
+        in_history = cut_text(error or reason, REASON_BYTES_MAX)
+        said_bytes = sum(len(text.encode()) for text in (reason, error, in_history))
         at = 0
         while at < run.messages:
             located = self._index.locate(group.subject, run.consume_first + at)
             batch = self._stored.fetch(located.offset)
             rows = min(located.rows, run.messages - at, BATCH_ROWS)
-            sizes = row_bytes(batch, located.row, rows).cumsum()
+            sizes = (row_bytes(batch, located.row, rows) + said_bytes).cumsum()
             rows = max(1, int(sizes.searchsorted(BATCH_BYTES, "right")))
             row = RetryRow(
                 run.incarnation,
@@ -286,8 +292,8 @@ class Retries:
                 rows,
                 run.attempt,
                 now_ms + kept_ms,
-                cut_text(each.reason),
-                cut_text(each.error),
+                reason,
+                error,
             )
             yield _RetryPiece(group, self._taker(batch.dispatch.origin_log_id), row, int(sizes[rows - 1]))
             at += rows
@@ -428,12 +434,16 @@ def _headers(batch: Batch, row: int, how: RetryRow, at_ms: int, body_bytes: int)
         kept |= {REASON: how.reason, DEAD_AT_MS: str(at_ms)}
     error = how.error or before.get(ERROR, "")
     told: Headers = {ERROR: error} if error else {}
-    history = [*_history(before), [attempts, at_ms, how.error or how.reason]][-HISTORY_MAX:]
+    last = [attempts, at_ms, cut_text(how.error or how.reason, REASON_BYTES_MAX)]
+    history = [*_history(before), last][-HISTORY_MAX:]
     room = min(HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX - body_bytes) + LIFE_BYTES_MAX
     for more in ({**told, HISTORY: json.dumps(history, ensure_ascii=False, separators=(",", ":"))}, told):
         packed = cast(bytes, msgpack.packb({**kept, **more}))
         if len(packed) <= room:
             return packed, origin
+    left = room - len(cast(bytes, msgpack.packb({**kept, ERROR: ""}))) - 2
+    if isinstance(error, str) and left > 0:
+        kept[ERROR] = cut_text(error, left)
     return cast(bytes, msgpack.packb(kept)), origin
 
 

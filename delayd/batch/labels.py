@@ -341,7 +341,8 @@ DEAD_AT_MS = "delayd.dead_at_ms"  # Since when.
 
 LIFE_DIGITS_MAX = 19  # An instant or a sequence fits into 63 bits.
 HISTORY_MAX = 10  # Lives that the history names.
-ERROR_BYTES_MAX = 2_000  # Of an error or a reason; a longer one is cut.
+ERROR_BYTES_MAX = 4_096  # A longer error is cut; the answer of a push target fits.
+REASON_BYTES_MAX = 2_000  # A longer reason is cut, and so is what the history has of an error.
 
 TAG_PREFIX = "%"  # Tags that begin with it are the servers' own, too.
 DEAD_TAG = "%dead"  # Of a message that is kept as a dead letter.
@@ -355,14 +356,10 @@ def number_in(headers: Headers, name: str) -> int:
     return int(value) if is_one else 0
 
 
-def cut_text(text: str) -> str:
-    """A text of at most ERROR_BYTES_MAX bytes: its beginning."""
+def cut_text(text: str, bytes_max: int) -> str:
+    """A text of at most ``bytes_max`` bytes: its beginning."""
     data = text.encode(errors="replace")
-    return (
-        text
-        if len(data) <= ERROR_BYTES_MAX and data.decode() == text
-        else data[:ERROR_BYTES_MAX].decode(errors="ignore")
-    )
+    return text if len(data) <= bytes_max and data.decode() == text else data[:bytes_max].decode(errors="ignore")
 
 
 # What an occurrence of a recurring schedule says of itself, in all its lives (docs/recurring.md).

@@ -21,7 +21,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
-from delayd.batch.labels import cut_text
+from delayd.batch.labels import ERROR_BYTES_MAX, REASON_BYTES_MAX, cut_text
 from delayd.batch.names import LEASE_MS_MAX
 from delayd.client.limits import is_number, need_text, need_timedelta, need_whole
 from delayd.client.routing import RetryWaits, spread_ms, unreadable
@@ -49,7 +49,7 @@ LINGER_MS = 10.0
 HANDLES_MAX = 8_192  # One request has at most this many: at most 27 bytes each, far below the limit of a head.
 
 FAILURES_MAX = 1_000  # So many are kept; further ones are counted.
-ROWS_MAX = 200  # The same where each has texts: of at most 2,000 bytes each, two of them.
+ROWS_MAX = 150  # The same where each has an error and a reason: at most 6,150 bytes.
 
 limited = LogLimit(logging.getLogger(__name__))
 
@@ -551,7 +551,7 @@ def shortened(wait_ms: int, jitter: float) -> int:
 
 def later(delay: timedelta | None, error: str, backoff: Backoff, attempt: int) -> Word:
     """The word for messages that come again after ``delay``; None: after the back-off."""
-    text = _text("error", error)
+    text = _text("error", error, ERROR_BYTES_MAX)
     if delay is None:
         return Word(WordKind.RETRY, max(1, backoff.longest_ms(attempt)), error=text, jitter=backoff.jitter)
     if not timedelta(0) <= need_timedelta("delay", delay) <= DELAY_MAX:
@@ -570,11 +570,11 @@ def extended(lease: timedelta) -> Word:
 
 def rejected(reason: str, error: str) -> Word:
     """The word for messages that become dead letters."""
-    text = _text("reason", reason)
+    text = _text("reason", reason, REASON_BYTES_MAX)
     if not text:
         raise BadArgument("reason is empty; say why the message is rejected: message.reject('no such order')")
-    return Word(WordKind.REJECT, reason=text, error=_text("error", error))
+    return Word(WordKind.REJECT, reason=text, error=_text("error", error, ERROR_BYTES_MAX))
 
 
-def _text(name: str, value: str) -> str:
-    return cut_text(need_text(name, value))
+def _text(name: str, value: str, bytes_max: int) -> str:
+    return cut_text(need_text(name, value), bytes_max)

@@ -254,7 +254,7 @@ class AsyncMessageBatch(Messages["AsyncMessage"]):
 
         Args:
             delay: how long they wait; without it, as the back-off says for the attempt of each.
-            error: what went wrong; the next handler reads it as `last_error`. At most 2,000 bytes are kept.
+            error: what went wrong; the next handler reads it as `last_error`. At most 4,096 bytes are kept.
             wait: as for `ack`, which also lists the errors.
         """
         for handles, word in self.consumer.words_back(self, delay, error):

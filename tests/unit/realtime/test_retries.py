@@ -1,5 +1,6 @@
 """Messages that come again through their delay server, and dead letters (rule Q2), against the core in memory."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -77,7 +78,27 @@ def test_too_many_undone_decisions_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_headers_of_the_largest_message_still_fit() -> None:
     world, peer = ready_world([bytes((4 << 20) - 100)])
-    _reject(world, peer, [[*world.pull(peer, max_bytes=16 << 20).handles[0], "r" * 2_000, "e" * 2_000]])
+    _reject(world, peer, [[*world.pull(peer, max_bytes=16 << 20).handles[0], "r" * 2_000, "e" * 5_000]])
     ((_, batch),) = _undone(world)
     (life,) = _lives(batch)
     assert life["delayd.reason"] == "r" * 2_000
+    assert 1_900 < len(str(life["delayd.error"])) < 2_100
+
+
+def test_errors_of_4_kib_are_kept_ten_of_them_in_a_shorter_form() -> None:
+    world, peer = ready_world([b"a"])
+    _reject(world, peer, [[*world.pull(peer).handles[0], "r" * 2_000, "e" * 5_000]])
+    ((_, batch),) = _undone(world)
+    (life,) = _lives(batch)
+    assert life["delayd.error"] == "e" * 4_096
+    ((_, _, in_history),) = json.loads(life["delayd.history"])
+    assert in_history == "e" * 2_000
+
+
+def test_a_decision_counts_what_is_said_of_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "BATCH_BYTES", 20_000)
+    world, peer = ready_world([b"a"] * 10)
+    _retry(world, peer, [[*handle, 0, "e" * 4_096] for handle in world.pull(peer).handles])
+    found = [batch for _, batch in _undone(world)]
+    assert [batch.count for batch in found] == [3, 3, 3, 1]
+    assert all(batch.total_bytes < 30_000 for batch in found)
