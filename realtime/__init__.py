@@ -25,6 +25,7 @@ A consumer pulls and acknowledges it (Q1 to Q10)
     leads               which consumer of an exclusive group gets its messages
     order               which messages wait for others with their ordering key
     retries             messages that come again later, and dead letters (Q2); `delayd.net.courier` takes them away
+    unfinished          which recurring schedules have messages that no group is done with
 It may go (Q3)
     removal             which segments may be removed, and subjects that nobody pulls
 A checkpoint and a start (L, P2)

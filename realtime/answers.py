@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import BatchKind, Buffer, ColumnArray, ColumnId
@@ -198,15 +199,29 @@ class Parts:
         """Why the messages from a row on go to nobody, "" when they are delivered, and of how many this is true, one
         behind the other.
         """
-        if batch.dispatch.claimed_at_ms < group.begins_at_ms:
-            return PASSED[_FILTERED], rows
-        kinds = np.zeros(rows, np.uint8)
-        if group.filter is not OPEN:
-            kinds[~group.filter.matches(batch, row, rows)] = _FILTERED
-        if ColumnId.EXPIRES_AT_MS in batch.offsets and self._clock.confirmed:
-            expires = batch.int64s(ColumnId.EXPIRES_AT_MS)[row : row + rows]
-            kinds[(expires > 0) & (expires <= self._clock.now_ms())] = _EXPIRED
+        kinds = why_nobody(group, batch, row, rows, self._clock)
         return PASSED[kinds[0]], int((kinds != kinds[0]).argmax()) or rows
+
+
+def why_nobody(group: Group, batch: Batch, row: int, rows: int, clock: Clock) -> NDArray[np.uint8]:
+    """Why messages of a group that nobody holds are passed over when their turn comes: uint8[rows], places in `PASSED`;
+    0: they are delivered.
+    """
+    if batch.dispatch.claimed_at_ms < group.begins_at_ms:
+        return np.full(rows, _FILTERED, np.uint8)
+    kinds = np.zeros(rows, np.uint8)
+    if group.filter is not OPEN:
+        kinds[~group.filter.matches(batch, row, rows)] = _FILTERED
+    kinds[are_over(batch, row, rows, clock)] = _EXPIRED
+    return kinds
+
+
+def are_over(batch: Batch, row: int, rows: int, clock: Clock) -> NDArray[np.bool_]:
+    """Which messages have expired: bool[rows]; none, while nobody confirms the clock."""
+    if ColumnId.EXPIRES_AT_MS not in batch.offsets or not clock.confirmed:
+        return np.zeros(rows, np.bool_)
+    expires = batch.int64s(ColumnId.EXPIRES_AT_MS)[row : row + rows]
+    return (expires > 0) & (expires <= clock.now_ms())
 
 
 def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:

@@ -57,6 +57,7 @@ from .recovery import Recovered
 from .removal import Trimming, Unseen, remove_old
 from .retries import Retries
 from .subject_index import Subject
+from .unfinished import UnfinishedSearch
 from .unread import LogFiles, OnCheckpoint, Unread
 
 log = logging.getLogger(__name__)
@@ -187,6 +188,7 @@ class Core:
 
     def _served(self, consumers: Consumers, joins: Joins) -> dict[int, Handler]:
         """Who serves each type of request; those about groups are refused while nobody knows which there are."""
+        search = UnfinishedSearch(self.log_id, self.groups.roster, self._index, self._stored, self._clock)
         of_groups: dict[int, Handler] = {
             RequestType.SUBSCRIBE: joins.subscribe,
             RequestType.PULL: consumers.pull,
@@ -200,6 +202,7 @@ class Core:
             RequestType.DELETE_GROUP: self._operators.delete_group,
             RequestType.MOVE_GROUP: self._operators.move_group,
             RequestType.PAUSE_GROUP: self._operators.pause_group,
+            RequestType.UNFINISHED: search.answer,
         }
         if not self.groups.roster.known:
             of_groups = dict.fromkeys(of_groups, lambda peer, frame: self._unread.check_pulls())

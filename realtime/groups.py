@@ -323,6 +323,7 @@ class Roster:
         self.lost: dict[tuple[str, str], LostGroup] = {}
         self.next_id = 1
         self._unnamed: list[LostGroup] = []
+        self._lost_of_subject: dict[str, list[LostGroup]] = {}
         self._of_subject: dict[str, list[Group]] = {}
         self._idle: dict[Group, None] = {}  # Groups that were created when their subject had no message yet, in order.
         self._names: list[tuple[str, str]] = []  # Sorted, for listings, each of which goes on behind a name.
@@ -344,6 +345,10 @@ class Roster:
     def of(self, subject_name: str) -> Sequence[Group]:
         """The groups of a subject."""
         return self._of_subject.get(subject_name, ())
+
+    def lost_of(self, subject_name: str) -> Sequence[LostGroup]:
+        """The groups of a subject whose progress does not check."""
+        return self._lost_of_subject.get(subject_name, ())
 
     def has(self, subject_name: str) -> bool:
         """Whether messages of a subject are kept for any group, as far as is known."""
@@ -427,6 +432,7 @@ class Roster:
                 self._unnamed.append(each)
             else:
                 self.lost[each.names] = each
+                self._lost_of_subject.setdefault(each.names[0], []).append(each)
 
     def strike_lost(self, lost: LostGroup) -> None:
         """Remove a lost group: an operator has decided about it."""
@@ -434,6 +440,7 @@ class Roster:
             self._unnamed.remove(lost)
         else:
             del self.lost[lost.names]
+            self._lost_of_subject[lost.names[0]].remove(lost)
 
     def _link(self, group: Group) -> None:
         """Have a group of a retry subject served to the consumers of the group that it belongs to (rule Q2)."""

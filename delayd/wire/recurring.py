@@ -5,16 +5,19 @@ that and what the owner has decided so far; it is the body of the schedule's car
 
 Invariant: each is one msgpack map with a version, of which every field is checked when it is read; unknown fields are
 refused. So what a server has stored is what this version understands.
+
+UNFINISHED asks a realtime server which schedules have messages that nobody is done with. Invariant: an answer names
+schedules by their places in the question, and only places that the question has.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
-from typing import TypeGuard, TypeVar, cast
+from typing import NamedTuple, TypeGuard, TypeVar, cast
 
 import msgpack
 
@@ -28,13 +31,14 @@ from delayd.hours import INSTANT_MS_MAX
 from delayd.recurrence.deciding import RunPolicy, SkipReason
 from delayd.recurrence.recurrence import Recurrence
 from delayd.wire.frame import Head
-from delayd.wire.heads import INT_MAX, U64_MAX, need_int, need_str, need_u64
+from delayd.wire.heads import INT_MAX, U64_MAX, need_int, need_ints, need_list, need_str, need_u64
 
 VERSION = 1
 CONTENT_BYTES_MAX = 256 << 10  # Body and headers: they are stored anew with each occurrence.
 NOTE_BYTES_MAX = 1_000
 SPECS_REMEMBERED = 4_096
 REMEMBERED_BYTES_MAX = 2 << 10  # With a specification of some kilobytes as objects: 16 MB.
+SCHEDULES_ASKED_MAX = 1_024  # With the longest subjects and names half of what the head of a request may have.
 RUNS_KEPT = 16  # Numbers of `RUN` that a schedule remembers: as many retries may be under way at once.
 
 
@@ -215,6 +219,62 @@ def read_recurring(head: Head, body: Buffer) -> RecurringRequest:
     return RecurringRequest(
         wish, name, need_int(head, "if_version") if "if_version" in head else None, spec, note, number
     )
+
+
+class AskedSchedule(NamedTuple):
+    """A schedule whose messages a realtime server is asked about."""
+
+    subject: str  # Of its messages.
+    name: str
+
+
+class Unfinished(NamedTuple):
+    """The answer to UNFINISHED, with schedules as places in the question. One in neither list has no message that is
+    unacknowledged.
+
+    Fields:
+        unfinished: a message is unacknowledged, or may be among so many that the server does not search them all.
+        unknown: the server can't tell now, and is to be asked again.
+        again: ids of groups of these subjects to which messages come again through their delay servers.
+    """
+
+    unfinished: Sequence[int]
+    unknown: Sequence[int]
+    again: Sequence[int]
+
+    def to_head(self, log_id: int) -> Head:
+        """The head of the answer of this server."""
+        return {"log_id": log_id, **{name: list(value) for name, value in self._asdict().items()}}
+
+
+def schedules_head(asked: Sequence[AskedSchedule]) -> Head:
+    """The head of UNFINISHED about at most `SCHEDULES_ASKED_MAX` schedules. A server that has too much to search tells
+    what it has found of the first ones; those with one subject are searched together when they stand side by side.
+    """
+    assert len(asked) <= SCHEDULES_ASKED_MAX, "the caller asks piece by piece"
+    return {"schedules": [list(each) for each in asked]}
+
+
+def read_schedules(head: Head) -> list[AskedSchedule]:
+    """Read the head of UNFINISHED; BadRequest when it is none."""
+    rows = need_list(head, "schedules")
+    if len(rows) > SCHEDULES_ASKED_MAX:
+        raise BadRequest(f"{len(rows)} schedules; ask about at most {SCHEDULES_ASKED_MAX} at once")
+    asked: list[AskedSchedule] = []
+    for row in rows:
+        if not isinstance(row, list) or len(row) != len(AskedSchedule._fields):
+            raise BadRequest("schedules has a row that is not a subject and a name", field="schedules")
+        asked.append(AskedSchedule(*(need_str({"schedules": text}, "schedules") for text in row)))
+    return asked
+
+
+def read_unfinished(head: Head, asked: int) -> Unfinished:
+    """Read the answer to UNFINISHED about so many schedules; BadRequest when it is none."""
+    places = {name: need_ints(head, name) for name in ("unfinished", "unknown")}
+    for name, numbers in places.items():
+        if numbers and max(numbers) >= asked:
+            raise BadRequest(f"{name} has the place {max(numbers)} of {asked} schedules", field=name)
+    return Unfinished(**places, again=need_ints(head, "again"))
 
 
 def body_of(packed: bytes) -> list[bytes]:

@@ -82,6 +82,7 @@ LISTS = {
     "retry": "incarnation:u64 pull_first:int count:u32 delay_ms:int error:str",
     "reject": "incarnation:u64 pull_first:int count:u32 reason:str error:str",
     "pair": "subject:str group:str",
+    "schedule": "subject:str name:str",
     "part": "pull_first:int consume_first:int count:u32 attempt:u32",
     "wait": "what:str why:str command:text",
     "move": "number:u64 subject:str log_id:u64",
@@ -476,6 +477,19 @@ class RequestType(IntEnum):
             fenced=True,
             has_lists=True,
             rights=(Right.CONSUME,),
+        ),
+    )
+    UNFINISHED = (
+        56,
+        Terms(
+            (REALTIME,),
+            "schedules:[schedule]",
+            "log_id:u64 unfinished:[int] unknown:[int] again:[u64]",
+            trusted=True,
+            fenced=True,
+            has_lists=True,
+            cost=Cost.LISTING,
+            rights=(Right.SERVE,),
         ),
     )
 

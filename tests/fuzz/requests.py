@@ -111,6 +111,7 @@ BY_TYPE: dict[str, Make] = {
     "[named]": values.one_of([["fuzz.1", 1]]),
     "[retry]": values.retries,
     "[reject]": values.rejects,
+    "[schedule]": values.schedules,
 }
 OF_ONE: dict[tuple[RequestType, str], Make] = {
     (RequestType.GROUPS, "after"): values.pair,
@@ -191,6 +192,7 @@ MEETING: dict[str, list[RequestType]] = {
         RequestType.DELETE_GROUP,
         RequestType.MOVE_GROUP,
         RequestType.PAUSE_GROUP,
+        RequestType.UNFINISHED,
         RequestType.GROUPS,
     ],
 }

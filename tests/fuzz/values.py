@@ -158,6 +158,11 @@ def retries(random: Random) -> HeadValue:
     return [[*row, random.choice([0, 50, 1 << 40]), random.choice(["", "no"])] for row in _rows(random)]
 
 
+def schedules(random: Random) -> HeadValue:
+    """Recurring schedules and the subjects of their messages."""
+    return [[random.choice(SUBJECTS), random.choice(["k", "daily", ""])] for _ in range(random.randrange(8))]
+
+
 def rejects(random: Random) -> HeadValue:
     """Rows of a REJECT."""
     return [[*row, random.choice(["bad", ""]), random.choice(["", "no"])] for row in _rows(random)]

@@ -12,6 +12,7 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
+from delayd.wire.recurring import AskedSchedule, schedules_head
 from delayd.wire.requests import RequestType
 from realtime.unread import REST_MS
 from tests.memory_files import content, files, put
@@ -89,6 +90,15 @@ def test_rule_Q1_what_was_acknowledged_in_an_unread_pull_log_never_comes_again_o
     later = world.restarted()
     assert later.pull(SimPeer(), "late").bodies == []
     assert not world.failures
+
+
+def test_nobody_is_told_what_is_unfinished_while_nobody_knows_what_is_acknowledged() -> None:
+    disk, state, path, whole = damaged(filled()[0])
+    world, asked = World(disk, state, settings=SETTINGS), schedules_head([AskedSchedule(SUBJECT, "daily")])
+    assert "nobody can say what was acknowledged" in refused(world, RequestType.UNFINISHED, asked)
+    put(disk, path, whole)
+    again(world)
+    assert world.ask(SimPeer(), RequestType.UNFINISHED, asked)[0]["unfinished"] == []
 
 
 def test_rule_Q3_nothing_is_removed_while_nobody_knows_what_is_acknowledged() -> None:

@@ -140,6 +140,7 @@ async def ask_servers(address: str, secret: Secret) -> None:
                     (RequestType.DRAIN, {"to": 0, "slots": None, **walk}),
                     (RequestType.PULL_END, {"subject": "a", "group": "g"}),
                     (RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 10}),
+                    (RequestType.UNFINISHED, {"schedules": [["a", "daily"]]}),
                 ]
                 for kind, head in of_each:
                     if server.role in kind.terms.servers:
