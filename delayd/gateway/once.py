@@ -23,6 +23,7 @@ from delayd.client.asking.once import OnceSends, once_key
 from delayd.client.sending.receipts import Receipt
 from delayd.errors import BadArgument
 from delayd.gateway.problems import Refusal, problem
+from delayd.gateway.streams import StreamForm
 from delayd.gateway.values import SendOptions, queued
 
 HEADER = "idempotency-key"
@@ -99,14 +100,14 @@ class OnceRequest:
         with self.under_way():
             await self._claim(_digest(b"stream", self._subject.encode()))
 
-    async def held(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def held(self, told: AsyncIterator[bytes], form: StreamForm) -> AsyncIterator[bytes]:
         """The answer to a stream, under way up to its end."""
         try:
             with self.under_way():
-                async for line in lines:
-                    yield line
+                async for some in told:
+                    yield some
         except Refusal as refusal:
-            yield _encode(problem(refusal)) + b"\n"
+            yield form.encode([problem(refusal)])
 
     async def _claim(self, digest: bytes) -> None:
         if (await self._sends.claim(self._key, digest)).digest != digest:

@@ -44,7 +44,8 @@ from delayd.gateway.groups import Groups
 from delayd.gateway.once import NAME_CHARS_MAX
 from delayd.gateway.openapi import AnyOf, Operation, document
 from delayd.gateway.push_routes import NewTarget, Rotation, Terms
-from delayd.gateway.sends import EVENTS, NDJSON, queried
+from delayd.gateway.sends import EVENTS, queried
+from delayd.gateway.streams import MSGPACK, NDJSON
 from delayd.gateway.traces import MessageLife
 from delayd.gateway.values import (
     JSON,
@@ -59,6 +60,7 @@ from delayd.gateway.values import (
     Leases,
     MessageFate,
     NewMessage,
+    PackedMessage,
     PendingLine,
     PendingTotal,
     Problem,
@@ -88,6 +90,7 @@ def operations_of(gateway: Gateway) -> list[Operation]:
     bodies = {
         JSON: AnyOf((NewMessage, list[NewMessage])),
         NDJSON: AnyOf((NewMessage,), "lines"),
+        MSGPACK: AnyOf((PackedMessage,), "lines"),
         "application/octet-stream": bytes,
     }
     lines = AnyOf((given, Problem), "lines")
@@ -108,7 +111,7 @@ def operations_of(gateway: Gateway) -> list[Operation]:
             may_be_empty=True,
             status=201,
             headers={"Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": NAME_CHARS_MAX}},
-            also={200: kept, NDJSON: lines},
+            also={200: kept, (200, NDJSON): lines, (200, MSGPACK): lines},
             fails=(409, 422, 429),
         ),
         op(

@@ -2,7 +2,7 @@
 
      POST …/messages   application/json      {…}        201, a receipt
                                              [{…}, …]   200, a list: a receipt or a problem for each
-                       application/x-ndjson  {…}↵{…}↵   200, the same as lines, while the request is still read
+                       a stream's type       {…}↵{…}↵   200, the same a row, while the request is still read
                        anything else         bytes      201: they are the body, and the query has the rest
 
 Invariant: an answer to a message comes when the message is durable. Of a list or a stream each message is kept or
@@ -28,13 +28,13 @@ from delayd.batch.labels import traceparent, traceparent_of
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Failure, Receipt
-from delayd.errors import BadArgument, CallerError, DelaydError, MessageTooLarge, ServerUnavailable
+from delayd.errors import BadArgument, CallerError, DelaydError, ServerUnavailable
 from delayd.gateway.once import OnceRequest, OnceRequests, Queue
 from delayd.gateway.problems import Refusal, problem
+from delayd.gateway.streams import NDJSON, STREAM_FORMS, StreamForm, Told, Wished
 from delayd.gateway.values import JSON, Given, NewMessage, SendOptions, column_of, queued
 
-NDJSON, EVENTS = "application/x-ndjson", "text/event-stream"
-LINE_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # A body of the largest size in base64, and the rest.
+EVENTS = "text/event-stream"
 BODY_BYTES_MAX = 64 << 20  # A list of messages; longer ones are streams.
 UNDER_WAY_MAX = 8_192  # Messages of a stream without an answer: then no more of it is read.
 PIECE_ROWS = 512
@@ -44,14 +44,11 @@ QUERIES_KNOWN, QUERY_BYTES_KNOWN = 1_024, 256  # Queries that were read already:
 T = TypeVar("T")
 Q = TypeVar("Q", bound=msgspec.Struct)
 P = TypeVar("P")
-_Wished = NewMessage | DelaydError  # A message to be sent, or why it can't be read.
-_Told = Given | dict[str, object]  # A receipt, or a problem.
 _Sent = asyncio.Future[Receipt] | DelaydError  # A message under way, or why it is not sent.
-_Keep = Callable[[Sequence[_Wished]], Coroutine[None, None, list[_Told]]]  # Sends messages, and tells of each.
+_Keep = Callable[[Sequence[Wished]], Coroutine[None, None, list[Told]]]  # Sends messages, and tells of each.
 
 _ONE, _SOME = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[msgspec.Raw])
-_encoder = msgspec.json.Encoder()
-_encode, _encode_lines = _encoder.encode, _encoder.encode_lines
+_encode = msgspec.json.Encoder().encode
 
 
 class Lines(Response):
@@ -79,18 +76,19 @@ async def send(
     if trace := traceparent_of(request.headers):
         traceparent.set(trace)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in (JSON, NDJSON):
+    form = STREAM_FORMS.get(kind)
+    if kind == JSON or form is not None:
         queried(request)
     once = named.of(request, subject)
     queue: Queue = partial(queued, producer.send_nowait, subject) if once is None else once.queue
     keep: _Keep = partial(_kept, producer, subject) if once is None else partial(_kept_each, queue)
-    if kind == NDJSON:
+    if form is not None:
         _check_encoding(request)
-        lines = _stream(keep, Request(request.scope, until_stop))
-        if once is None:
-            return Lines(lines)
-        await once.is_stream()
-        return Lines(once.held(lines))
+        told = _stream(form, keep, Request(request.scope, until_stop))
+        if once is not None:
+            await once.is_stream()
+            told = once.held(told, form)
+        return Lines(told, form.media_type)
     body = await read_body(request, BODY_BYTES_MAX if kind == JSON else MESSAGE_BYTES_MAX)
     if once is None:
         return await _answer(queue, keep, None, request, kind, body)
@@ -122,7 +120,7 @@ async def _send_list(keep: _Keep, once: OnceRequest | None, parts: Sequence[msgs
         await once.is_list(pieces)
     told: list[bytes] = []
     for first in range(0, len(pieces), PIECES_UNDER_WAY_MAX):
-        sending: list[asyncio.Task[list[_Told]]] = []
+        sending: list[asyncio.Task[list[Told]]] = []
         for messages in pieces[first : first + PIECES_UNDER_WAY_MAX]:
             sending.append(asyncio.get_running_loop().create_task(keep(messages)))
             await asyncio.sleep(0)
@@ -258,7 +256,7 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, name: s
         raise BadArgument(f"{name}: {error}") from error
 
 
-async def _kept(producer: AsyncProducer, subject: str, wished: Sequence[_Wished]) -> list[_Told]:
+async def _kept(producer: AsyncProducer, subject: str, wished: Sequence[Wished]) -> list[Told]:
     """Send messages that came together, and tell of each what became of it once all have ended.
 
     Plain messages, which have a body, headers and an instant, are sent as columns, those with the same form of instant
@@ -268,7 +266,7 @@ async def _kept(producer: AsyncProducer, subject: str, wished: Sequence[_Wished]
     for row, message in enumerate(wished):
         if not isinstance(message, DelaydError) and (form := message.plain_form()):
             rows.setdefault(form, []).append(row)
-    told: list[_Told] = [{}] * len(wished)
+    told: list[Told] = [{}] * len(wished)
     columns = [_kept_columns(producer, subject, form, wished, own, told) for form, own in rows.items()]
     others = set(range(len(wished))).difference(*rows.values())
     queue: Queue = partial(queued, producer.send_nowait, subject)
@@ -280,7 +278,7 @@ async def _kept(producer: AsyncProducer, subject: str, wished: Sequence[_Wished]
     return told
 
 
-async def _kept_each(queue: Queue, wished: Sequence[_Wished]) -> list[_Told]:
+async def _kept_each(queue: Queue, wished: Sequence[Wished]) -> list[Told]:
     """The same, of messages each of which is sent by itself."""
     sent = [_begin(queue, message) for message in wished]
     return [await _told(each) for each in sent]
@@ -290,9 +288,9 @@ async def _kept_columns(
     producer: AsyncProducer,
     subject: str,
     form: str,
-    wished: Sequence[_Wished],
+    wished: Sequence[Wished],
     rows: Sequence[int],
-    told: list[_Told],
+    told: list[Told],
 ) -> Sequence[int]:
     """Send plain messages as columns, and note in ``told`` what became of them. Returns those that are yet to be sent,
     each by itself, because something is wrong with one of them.
@@ -319,7 +317,7 @@ async def _kept_columns(
     return ()
 
 
-def _begin(queue: Queue, message: _Wished) -> _Sent:
+def _begin(queue: Queue, message: Wished) -> _Sent:
     if isinstance(message, DelaydError):
         return message
     try:
@@ -328,7 +326,7 @@ def _begin(queue: Queue, message: _Wished) -> _Sent:
         return error
 
 
-async def _told(sent: _Sent) -> _Told:
+async def _told(sent: _Sent) -> Told:
     """A receipt, or why the message is not kept."""
     if isinstance(sent, DelaydError):
         return problem(sent)
@@ -343,26 +341,26 @@ def _given(receipt: Receipt) -> Response:
     return Response(_encode(given), 201, {"Location": f"messages/{given.id}"}, JSON)
 
 
-async def _stream(keep: _Keep, request: Request) -> AsyncIterator[bytes]:
-    """Answer a stream: its lines are sent as they come, and answered in their order as they are kept.
+async def _stream(form: StreamForm, keep: _Keep, request: Request) -> AsyncIterator[bytes]:
+    """Answer a stream: its rows are sent as they come, and answered in their order as they are kept.
 
-    Lines that came together are one piece: most often they share a batch, so they are kept at the same moment.
+    Rows that came together are one piece: most often they share a batch, so they are kept at the same moment.
     """
     loop = asyncio.get_running_loop()
-    under_way: asyncio.Queue[asyncio.Task[list[_Told]] | None] = asyncio.Queue(PIECES_UNDER_WAY_MAX)
+    under_way: asyncio.Queue[asyncio.Task[list[Told]] | None] = asyncio.Queue(PIECES_UNDER_WAY_MAX)
 
-    async def begin(wished: Sequence[_Wished]) -> None:
+    async def begin(wished: Sequence[Wished]) -> None:
         await under_way.put(loop.create_task(keep(wished)))
 
     async def read() -> None:
         try:
-            async for lines in _lines(request):
-                for piece in _pieces(lines):
-                    await begin(_wished(piece))
+            async for rows in form.rows(request.stream()):
+                for piece in _pieces(rows):
+                    await begin(form.read(piece))
         except ClientDisconnect:
-            # Whole lines are sent all the same. Somebody hears the answers when it is this gateway that stops.
+            # Whole rows are sent all the same. Somebody hears the answers when it is this gateway that stops.
             await begin([ServerUnavailable("the gateway stops; no line behind these was read")])
-        except MessageTooLarge as error:
+        except CallerError as error:
             await begin([error])
         finally:
             await under_way.put(None)
@@ -370,7 +368,7 @@ async def _stream(keep: _Keep, request: Request) -> AsyncIterator[bytes]:
     reading = loop.create_task(read())
     try:
         while (sent := await under_way.get()) is not None:
-            yield _encode_lines(await sent)
+            yield form.encode(await sent)
         await reading
     finally:
         reading.cancel()
@@ -379,33 +377,3 @@ async def _stream(keep: _Keep, request: Request) -> AsyncIterator[bytes]:
 def _pieces(rows: Sequence[P]) -> Iterator[Sequence[P]]:
     for first in range(0, len(rows), PIECE_ROWS):
         yield rows[first : first + PIECE_ROWS]
-
-
-def _wished(lines: Sequence[bytes]) -> Sequence[_Wished]:
-    decode = _ONE.decode
-    try:
-        return [decode(line) for line in lines]
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return [_wished_line(line) for line in lines]  # So that each that is wrong has its own answer.
-
-
-def _wished_line(line: bytes) -> _Wished:
-    try:
-        return decoded(_ONE, line)
-    except DelaydError as error:
-        return error
-
-
-async def _lines(request: Request) -> AsyncIterator[list[bytes]]:
-    """The lines of a stream that are not empty, as they come; MessageTooLarge when one is too long."""
-    rest = b""
-    async for part in request.stream():
-        *whole, rest = (rest + part).split(b"\n")
-        if lines := [line for line in whole if line.strip()]:
-            yield lines
-        if len(rest) > LINE_BYTES_MAX:
-            raise MessageTooLarge(
-                f"a line of this stream has more than {LINE_BYTES_MAX} bytes; no line behind it was read"
-            )
-    if rest.strip():
-        yield [rest]

@@ -95,20 +95,8 @@ class SendOptions(When, frozen=True, kw_only=True, forbid_unknown_fields=True):
             duration(self.timeout)
         return {**(headers or {}), **given} if given else headers
 
-
-class NewMessage(SendOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One message to be sent, with `body`, a text, or `body_base64`, any bytes."""
-
-    body: str | None = None
-    body_base64: str | None = None
-    headers: dict[str, str] | None = None
-
-    def content(self) -> bytes:
-        """The bytes of the message."""
-        return body_bytes(self.body, self.body_base64)
-
     def plain_form(self) -> str:
-        """How its instant is given to a send of columns, if it has nothing else than that, a body and headers."""
+        """How its instant is given to a send of columns, if it has nothing else than that."""
         if (
             self.key is not None
             or self.tags is not None
@@ -125,6 +113,29 @@ class NewMessage(SendOptions, frozen=True, kw_only=True, forbid_unknown_fields=T
         if relative + at + at_ms != 1:
             return ""
         return "delay" if relative else "deliver_at" if at else "deliver_at_ms"
+
+
+class NewMessage(SendOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One message to be sent, with `body`, a text, or `body_base64`, any bytes."""
+
+    body: str | None = None
+    body_base64: str | None = None
+    headers: dict[str, str] | None = None
+
+    def content(self) -> bytes:
+        """The bytes of the message."""
+        return body_bytes(self.body, self.body_base64)
+
+
+class PackedMessage(SendOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same in msgpack, where `body` is bin: any bytes."""
+
+    body: bytes
+    headers: dict[str, str] | None = None
+
+    def content(self) -> bytes:
+        """The bytes of the message."""
+        return self.body
 
 
 class ByKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -323,7 +334,7 @@ class LeaseHeard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def column_of(form: str, messages: Sequence[When]) -> list[timedelta] | list[datetime | None] | list[int | None]:
-    """The instants of messages, all of which have this form of them; see `NewMessage.plain_form`."""
+    """The instants of messages, all of which have this form of them; see `SendOptions.plain_form`."""
     if form == "deliver_at":
         return [message.deliver_at for message in messages]
     if form == "deliver_at_ms":

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgpack
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -186,6 +187,39 @@ def test_of_a_list_each_message_is_kept_or_refused_by_itself(cluster: Cluster) -
     assert last["sequence"] > first["sequence"]
     assert (no_time["status"], too_far["code"]) == (400, "past_horizon")
     assert cluster.gateway.ask("GET", "/v1/subjects/some/messages").lines[-1]["pending"] == 2
+
+
+@pytest.mark.parametrize("media_type", ["application/msgpack", "application/x-msgpack"])
+def test_a_stream_of_msgpack_is_answered_in_msgpack(cluster: Cluster, media_type: str) -> None:
+    subject = media_type.replace("/", ".")
+    rows: list[dict[str, object]] = [{"body": b"\xff%d" % number, "delay": "1h"} for number in range(1_200)]
+    rows[7], rows[9], rows[11] = (
+        {"body": "text", "delay": "1h"},
+        {"body": b"k", "delay": "1h", "key": "k"},
+        {"body": b""},
+    )
+    rows[13] = rows[9]
+    headers = {"content-type": media_type, "idempotency-key": media_type}
+    body = b"".join([msgpack.packb(row) for row in rows]) + b"\xc1"
+    for _ in range(2):
+        answer = cluster.gateway.ask("POST", f"/v1/subjects/{subject}/messages", body, headers)
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/msgpack")
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(answer.body)
+        told = list(unpacker)
+        refused = {place: row["code"] for place, row in enumerate(told) if "code" in row}
+        wrong = {7: "bad_argument", 11: "bad_argument", 13: "key_pending", len(rows): "bad_argument"}
+        assert refused == wrong and told[7]["status"] == 400
+        lines = cluster.gateway.ask("GET", f"/v1/subjects/{subject}/messages?contents=true").lines
+        listed = {row["id"][:26]: row for row in map(dict[str, Any], lines[:-1])}
+        assert len(listed) == len(rows) - 3 and len(told) == len(rows) + 1
+        for row, given in zip(rows, told, strict=False):
+            if "code" not in given:
+                assert base64.b64decode(_body64(listed[given["id"][:26]])) == row["body"]
+
+
+def _body64(line: Mapping[str, Any]) -> str:
+    return str(line["body_base64"]) if "body_base64" in line else base64.b64encode(line["body"].encode()).decode()
 
 
 def test_a_stream_is_answered_in_its_order_while_it_is_still_sent(cluster: Cluster) -> None:
