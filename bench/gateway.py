@@ -1,5 +1,5 @@
-"""What HTTP costs: sends through a gateway, one at a time on kept connections, and as one stream of lines; pulls of ten
-messages, and acknowledgements of one and of ten.
+"""What HTTP costs: sends through a gateway, one at a time on kept connections, and as streams: of lines, of lines with
+a key each, and of msgpack; pulls of ten messages, and acknowledgements of one and of ten.
 
 Run ``python -m bench.gateway [--singles 20000] [--stream 200000] [--pulls 2000] [--connections 64]``: one JSON line.
 Messages have 200 bytes; those that are sent are due in an hour. Each answer comes when what it says is durable.
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import msgpack
 import uvloop
 
 from bench.cpu_side import cpu_ms
@@ -26,11 +27,15 @@ BODY = b"x" * 200
 WARM = 200
 STREAM_HEAD = (
     b"POST /v1/subjects/bench/messages HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
-    b"content-type: application/x-ndjson\r\n\r\n"
+    b"content-type: %b\r\n\r\n"
 )
+NDJSON, MSGPACK = b"application/x-ndjson", b"application/msgpack"
 SINGLE = b"POST /v1/subjects/bench/messages?delay=1h HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 200\r\n\r\n" + BODY
 LINE = json.dumps({"body": BODY.decode(), "delay": "1h"}).encode() + b"\n"
-CHUNK_LINES = 500
+KEYED_LINE = b'{"key":"%d",' + LINE[1:]
+MAP = msgpack.packb({"body": BODY, "delay": "1h"})
+ANSWER = b"sequence"  # Once in each answer of a message that is kept.
+CHUNK_ROWS = 500
 PLAIN = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 PULL_ROWS = 10
 DUE_ROWS = 1_000  # In one list.
@@ -83,10 +88,12 @@ async def _measure(pid: int, port: int, singles: int, stream: int, connections: 
     await asyncio.gather(*(_send_singles(port, singles // connections) for _ in range(connections)))
     figures: Figures = {**plain, "singles_s": round(sent / (time.perf_counter() - began))}
     figures["single_cpu_us"] = round((cpu_ms(pid) - before_ms) * 1_000 / sent, 1)
-    before_ms, began = cpu_ms(pid), time.perf_counter()
-    sent = await _send_stream(port, stream)
-    figures["stream_s"] = round(sent / (time.perf_counter() - began))
-    figures["line_cpu_us"] = round((cpu_ms(pid) - before_ms) * 1_000 / sent, 1)
+    for name, kind, row in (("stream", NDJSON, LINE), ("keyed", NDJSON, KEYED_LINE), ("packed", MSGPACK, MAP)):
+        chunks = [_chunk(row, first) for first in range(0, stream, CHUNK_ROWS)]
+        before_ms, began = cpu_ms(pid), time.perf_counter()
+        sent = await _send_stream(port, STREAM_HEAD % kind, chunks)
+        figures[f"{name}_s"] = round(sent / (time.perf_counter() - began))
+        figures[f"{name}_row_cpu_us"] = round((cpu_ms(pid) - before_ms) * 1_000 / sent, 1)
     return figures
 
 
@@ -146,27 +153,31 @@ async def _send_singles(port: int, count: int) -> None:
     await _ask(port, SINGLE, count)
 
 
-async def _send_stream(port: int, count: int) -> int:
+def _chunk(row: bytes, first: int) -> bytes:
+    """The next rows of a stream; one with a %d has its number there."""
+    numbers = range(first, first + CHUNK_ROWS)
+    rows = b"".join([row % number for number in numbers]) if b"%d" in row else row * CHUNK_ROWS
+    return b"%x\r\n%s\r\n" % (len(rows), rows)
+
+
+async def _send_stream(port: int, head: bytes, chunks: list[bytes]) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    chunk = LINE * CHUNK_LINES
 
     async def send() -> None:
-        writer.write(STREAM_HEAD)
-        for _ in range(count // CHUNK_LINES):
-            writer.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+        writer.write(head)
+        for chunk in chunks:
+            writer.write(chunk)
             await writer.drain()
         writer.write(b"0\r\n\r\n")
 
     sending = asyncio.get_running_loop().create_task(send())
-    answers = (await reader.readuntil(b"\r\n\r\n")).count(b'"sequence"')
-    expected = count // CHUNK_LINES * CHUNK_LINES
-    rest = b""
+    answers, expected, rest = 0, len(chunks) * CHUNK_ROWS, b""
     while answers < expected:
         heard = await reader.read(1 << 20)
         if not heard:
             raise RuntimeError("the stream ended before its last answer")
-        whole, _, rest = (rest + heard).rpartition(b"\n")
-        answers += whole.count(b'"sequence"')
+        answers += (rest + heard).count(ANSWER)
+        rest = heard[1 - len(ANSWER) :]  # The word may be cut here, but is not whole in it.
     await sending
     writer.close()
     return expected
