@@ -483,21 +483,24 @@ class _Behind(NamedTuple):
         sequences = rows.rows["sequence"]
         records = np.flatnonzero(rows.policy == RECORD)
         following = sequences.take(records) + np.uint64(1)
+        bases = np.array([entry.base_sequence for entry in stored], np.uint64)
+        ends = bases + np.array([entry.batch.count for entry in stored], np.uint64)
+        of_batch = np.searchsorted(bases, following, "left") - 1
+        # Behind the last row of a batch stands a row of another sender.
+        has_row = following < ends.take(of_batch)
         keyed = np.searchsorted(sequences, following)
         keyed[keyed == len(sequences)] = 0
         has_key = sequences.take(keyed) == following
         # A record that another one follows stands alone.
-        is_record = has_key & (rows.policy.take(keyed) == RECORD)
-        keyed[~has_key | is_record] = -1
+        is_record = rows.policy.take(keyed) == RECORD
+        keyed[~(has_row & has_key) | is_record] = -1
         plain = np.zeros(len(records), ROW)
-        bases = np.array([entry.base_sequence for entry in stored], np.uint64)
-        of_batch = np.searchsorted(bases, following, "right") - 1
-        for number in np.flatnonzero(~has_key).tolist():
-            entry = stored[of_batch[number]]
-            row = int(following[number]) - entry.base_sequence
-            if row < entry.batch.count and sequences[records[number]] >= bases[of_batch[number]]:
-                plain[number]["sequence"] = following[number]
-                plain[number]["deliver_at_ms"] = entry.batch.int64s(ColumnId.DELIVER_AT_MS)[row]
+        has_none = has_row & ~has_key
+        for number in np.unique(of_batch.compress(has_none)).tolist():
+            own = np.flatnonzero(has_none & (of_batch == number))
+            due_ms = stored[number].batch.int64s(ColumnId.DELIVER_AT_MS)
+            plain["sequence"][own] = following.take(own)
+            plain["deliver_at_ms"][own] = due_ms.take((following.take(own) - bases[number]).astype(np.intp))
         plain["hour"] = filing_hours(plain["deliver_at_ms"], appended_at_ms)
         return cls(records, keyed, plain)
 

@@ -45,8 +45,11 @@ class OldRecords:
         self._again = site.alarms.alarm(self.come)
 
     def come(self) -> None:
-        """Records have fallen due: they end in another turn of the loop."""
-        if not self._running:
+        """Records have fallen due: they end in another turn of the loop.
+
+        Those of an end that failed come back at once, and wait for their alarm.
+        """
+        if not self._running and self._again.at_ms is None:
             self._running = True
             self._worker.submit(_nothing, self._end, Priority.NORMAL)
 

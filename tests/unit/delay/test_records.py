@@ -8,6 +8,7 @@ from delayd.batch.columns import RECORD_FLAG, ProducerPart
 from delayd.delay.ending.keyed_sends import KEEP, REJECT, REPLACE
 from delayd.outcome import MessageState, Reason
 from delayd.testing.clock import START_MS
+from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
 from delayd.wire.heads import need_maps
 from delayd.wire.once import KEPT_MS
@@ -67,6 +68,21 @@ def test_records_of_one_commit_meet_each_other_before_other_rows_do() -> None:
     end(world)
 
 
+def test_a_record_at_the_end_of_a_batch_stands_alone() -> None:
+    world = World()
+    world.sent_keyed(pair("first"), [b"n", b""], [RECORD_FLAG, 0])
+    world.sent_keyed(wanted(1, 50_000, "second"), [b"k"], REJECT)
+    numbers = [
+        world.send_keyed(pair("again")[:1], [b"n"], RECORD_FLAG),
+        world.send_keyed(wanted(1, 50_000, "of another sender"), [b"l"], REJECT),
+        world.send_keyed(pair("new")[:1], [b"m"], RECORD_FLAG),
+        world.send_keyed(wanted(1, 50_000, "of a third one"), [b"k"], REJECT),
+    ]
+    world.settle()
+    assert [world.verdicts(number) for number in numbers] == [[(KEPT, 1)], [ACCEPTED], [ACCEPTED], [(REJECTED, 3)]]
+    end(world)
+
+
 def test_there_is_no_record_of_a_message_that_was_refused_for_its_key() -> None:
     world = World()
     world.sent_keyed(wanted(1, 50_000, "first"), [b"k"], REJECT)
@@ -84,12 +100,38 @@ def test_a_record_ends_a_day_later_and_is_handed_over_to_nobody() -> None:
     world = World()
     world.sent_keyed(pair("first", 40 * HOUR_MS), [b"n", b""], [RECORD_FLAG, 0])
     records = world.receipts("record of first")
-    world.pass_ms(KEPT_MS - 1_000)
+    world.clock.advance(KEPT_MS - 2_000)
+    world.pass_ms(1_000)
     assert world.states(records) == [MessageState.PENDING]
     assert world.sent_keyed(pair("second"), [b"n", b""], [RECORD_FLAG, 0])[1] == (REJECTED, 1)
     world.pass_ms(3_000)
     assert world.states(records) == [MessageState.CANCELLED]
     assert world.sent_keyed(pair("third"), [b"n", b""], [RECORD_FLAG, 0]) == [ACCEPTED] * 2
+
+
+def test_what_became_of_a_record_is_told_also_when_it_was_taken_weeks_late() -> None:
+    world = World()
+    due_ms = -20 * 24 * HOUR_MS + 7
+    assert world.sent_keyed(wanted(1, due_ms, "late", RECORD), [b"n"], RECORD_FLAG) == [ACCEPTED]
+    world.pass_ms(1_000)
+    world.checkpoint()
+    assert world.states(world.receipts("late-0")) == [MessageState.CANCELLED]
+    assert world.sent_keyed(pair("next"), [b"n", b""], [RECORD_FLAG, 0]) == [ACCEPTED] * 2
+
+
+def test_records_that_a_full_disk_keeps_are_tried_again_each_second(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.sent_keyed(pair("first"), [b"n", b""], [RECORD_FLAG, 0])
+    world.clock.advance(KEPT_MS - 1_500)
+    world.pass_ms(500)
+    caplog.clear()
+    world.disk.capacity_bytes = world.disk.used_bytes
+    world.pass_ms(5_000)
+    tries = [record for record in caplog.records if record.message.startswith("records_not_ended")]
+    assert 0 < len(tries) <= 6, "a try each second"
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    world.pass_ms(3_000)
+    assert world.states(world.receipts("record of first")) == [MessageState.CANCELLED]
 
 
 @pytest.mark.parametrize(
