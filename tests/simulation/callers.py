@@ -6,6 +6,7 @@ server's memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +29,7 @@ from delayd.wire.asked import (
 )
 from tests.simulation.books import EXPIRED, NO_TARGET
 from tests.worlds.delay_adapter import RequestWish
-from tests.worlds.key_books import KeyBooks, Name
+from tests.worlds.key_books import RECORDS, KeyBooks, Name
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -132,9 +133,17 @@ class Callers:
             assert row in self.keys.rows_of(outside, name), f"the name {name} was answered with row {row}"
         asked_rows = {row for asked in self._asked for row in outside.followers(asked)}
         asked_rows |= {row for name in self._asked_names for row in self.keys.rows_of(outside, name)}
+        asked_rows |= self._records_over(cancelled_at)
         strange = cancelled_at.keys() - asked_rows
         assert not strange, f"cancelled, and nobody asked for it: {sorted(strange)}"
         self._ask_about_everything()
+
+    def _records_over(self, cancelled_at: Mapping[int, int]) -> set[int]:
+        """The records of sends that were cancelled when they were due or later: the server itself ends those."""
+        outside = self._cluster.world.outside
+        records = [row for name in self.keys.names() if name[0] == RECORDS for row in self.keys.takers(name)]
+        ends = [outside.newest(*record)[:2] for record in records]
+        return {row for row, due_ms in ends if due_ms <= cancelled_at.get(row, 0)}
 
     def _ask_about_everything(self) -> None:
         """All receipts and all names are answered, with what the files say."""

@@ -13,17 +13,19 @@ from unittest.mock import patch
 from tests.simulation.planted_delay import IN_DELAY
 from tests.simulation.planted_expiry import IN_EXPIRY
 from tests.simulation.planted_keys import IN_KEYS
+from tests.simulation.planted_once import IN_ONCE
 from tests.simulation.planted_realtime import IN_REALTIME
 from tests.simulation.run import STEPS, Run
 from tests.worlds.patches import Bugs
 
-PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME, **IN_KEYS, **IN_EXPIRY}
+PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME, **IN_KEYS, **IN_EXPIRY, **IN_ONCE}
 
 
 MANY_CALLERS = ("callers_meet", "send_keyed", "move_by_key")
 # Kinds of steps that happen more often in runs with a bug that only they can show.
 FAVOURED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(IN_KEYS, MANY_CALLERS),
+    **dict.fromkeys(IN_ONCE, ("send_once", "answer_is_lost", "callers_meet")),
     "S2: rows of sealed hours are not looked up": ("hour_passes", "sweep", "get"),
     "B2: a load that is due waits behind checkpoints": ("flood_over_an_edge",),
     "E1: rows of any width are taken": ("hostile_requests_at_realtime",),
@@ -163,7 +165,8 @@ def seeds_to_catch(name: str, seeds_max: int, first: int = 0, steps: int = STEPS
         for count in range(1, seeds_max + 1):
             try:
                 favoured = FAVOURED.get(name, ())
-                Run(first + count - 1, steps, favoured, keyed=name in IN_KEYS, expiring=name in IN_EXPIRY).run()
+                kinds = {"keyed": name in IN_KEYS or name in IN_ONCE, "expiring": name in IN_EXPIRY}
+                Run(first + count - 1, steps, favoured, **kinds, once=name in IN_ONCE).run()
             except AssertionError as error:
                 if isinstance(error.__cause__, BROKEN):
                     raise

@@ -21,6 +21,7 @@ from tests.simulation.handoff_scenarios import HandoffScenarios
 from tests.simulation.hostile_scenarios import HostileScenarios
 from tests.simulation.key_steps import KeySteps
 from tests.simulation.load_scenarios import LoadScenarios
+from tests.simulation.once_steps import OnceSteps
 from tests.simulation.operator_epilogues import OperatorEpilogues
 from tests.simulation.steps import Kinds, Steps
 
@@ -32,6 +33,7 @@ FAVOURED, FAVOURED_TIMES = 3, 8  # Each run has some kinds of steps that happen 
 EPILOGUE_SHARE = 0.25  # Of the runs.
 KEYED_OF_FOUR = 2  # So many of four seeds have callers who use keys: batches with keys take another path than others.
 EXPIRING_EVERY, EXPIRING = 8, (1, 7)  # In these of so many seeds messages expire; callers use keys in the first one.
+ONCE_EVERY, ONCE = 8, (4, 5)  # In these of so many seeds sends are to happen once; their callers use keys as well.
 TRACE_LINES = 400
 
 
@@ -46,13 +48,16 @@ class Run:
         *,
         keyed: bool | None = None,
         expiring: bool | None = None,
+        once: bool | None = None,
     ) -> None:
-        """``keyed``: whether callers use keys and move messages; ``expiring``: whether messages expire.
+        """``keyed``: whether callers use keys and move messages; ``expiring``: whether messages expire; ``once``:
+        whether sends are to happen once.
 
         When nobody says so, the seed does.
         """
         self.seed = seed
         self.keyed = seed % 4 < KEYED_OF_FOUR if keyed is None else keyed
+        self.once = seed % ONCE_EVERY in ONCE if once is None else once
         self.counts: Counter[str] = Counter()
         self.trace: list[str] = []
         self._random = Random(seed)
@@ -74,6 +79,7 @@ class Run:
             ConsumerScenarios(*parts),
         )
         self._key_steps = KeySteps(*parts)
+        self._once_steps = OnceSteps(*parts)
         drawn = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
         self._favoured = favoured or drawn
 
@@ -126,7 +132,8 @@ class Run:
 
     def _all_kinds(self) -> Kinds:
         keyed = self._key_steps.kinds() if self.keyed else []
-        return self._steps.kinds() + keyed + [kind for each in self._scenarios for kind in each.kinds()]
+        once = self._once_steps.kinds() if self.once else []
+        return self._steps.kinds() + keyed + once + [kind for each in self._scenarios for kind in each.kinds()]
 
     def _step(self, number: int) -> None:
         self.cluster.network.forget_ended()

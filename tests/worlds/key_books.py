@@ -15,7 +15,8 @@ from delayd.log.hour import decode_ended
 from delayd.outcome import Reason
 from tests.worlds.outside import Outside
 
-REJECT, KEEP, REPLACE = 0, 1, 2
+REJECT, KEEP, REPLACE, RECORD = 0, 1, 2, 3
+RECORDS = b"%once"  # The subject of records of sends (docs/once.md).
 Name = tuple[bytes, bytes]
 """A subject and a key."""
 NO_TAKER = (0, 0, 0)
@@ -24,6 +25,7 @@ VERDICTS = {
     REJECT: {Reason.REJECTED},
     KEEP: {Reason.KEPT, Reason.IN_FLIGHT},
     REPLACE: {Reason.REPLACED, Reason.IN_FLIGHT},
+    RECORD: {Reason.KEPT, Reason.IN_FLIGHT},
 }
 """What a row may be told that meets another one."""
 IN_DOUBT = {Reason.REJECTED, Reason.IN_FLIGHT}
@@ -78,6 +80,10 @@ class KeyBooks:
         """Of the newest row that is known to have a name: sequence, due instant, and the instant of its filing hour."""
         return outside.newest(*max(self._takers.get(name, [NO_TAKER])))
 
+    def takers(self, name: Name) -> list[tuple[int, int, int]]:
+        """The rows that took a name, in their order: sequence, due instant, and the instant of the filing hour."""
+        return self._takers.get(name, [])
+
     def rows_of(self, outside: Outside, name: Name) -> set[int]:
         """All rows that ever had a name."""
         return {row for taker, _, _ in self._takers.get(name, []) for row in outside.followers(taker)}
@@ -90,22 +96,35 @@ class KeyBooks:
         at_end = _delivered(outside)
         filed_ms = self._filed_ms(outside)
         holders: dict[tuple[bytes, bytes], int] = {}
+        undone: dict[int, tuple[Name, int]] = {}  # Records whose message was refused, with the instant of that.
         numbers = sorted(self._delivered, key=lambda number: outside.accepted[number][1].base_sequence)
         for number in numbers:
             sent, accepted = outside.accepted[number]
             keys, policies, cancelled = self._sent[number]
             told = _verdicts(accepted.base_sequence, accepted.decided)
+            record: tuple[Reason | None, int] | None = (
+                None  # What the record before this row was told, if there is one.
+            )
             rows = zip(sent.wanted, keys, policies, strict=True)
             for sequence, ((_, subject, _), key, policy) in enumerate(rows, accepted.base_sequence):
+                behind, record = record, None
                 reason, other = told.pop(sequence, (None, 0))
+                if policy == RECORD:
+                    record = reason, other
+                if behind is not None and policy != RECORD and _settled(sequence, behind, (reason, other)):
+                    assert sequence not in at_end, f"row {sequence} was delivered, and its record says that it is not"
+                    continue
                 holder = holders.get((subject, key)) if key else None
                 what = f"row {sequence} with key {key!r} was told {reason} of row {other}, the key is that of {holder}"
+                if policy == RECORD and reason is Reason.REJECTED:
+                    undone[sequence] = (subject, key), accepted.appended_at_ms
+                    continue
                 chain = set() if holder is None else set(outside.followers(holder))
                 if reason is None:
                     ended = not chain or not chain.isdisjoint(self._delivered[number])
                     ended |= any(cancelled_at.get(row, NEVER_MS) <= accepted.appended_at_ms for row in chain)
                     assert ended, f"{what}, which was pending"
-                else:
+                elif undone.get(other) != ((subject, key), accepted.appended_at_ms):
                     assert reason in VERDICTS[policy], f"{what}, and asked for {policy}"
                     assert other in chain, what
                     in_doubt = reason in IN_DOUBT and hour_of_ms(filed_ms[other]) in self._hidden[number]
@@ -143,6 +162,20 @@ def _verdicts(base_sequence: int, decided: bytes) -> dict[int, tuple[Reason, int
         assert mine not in found, f"row {mine} of the batch at {base_sequence} was told two things"
         found[mine] = reason, met
     return found
+
+
+def _settled(sequence: int, record: tuple[Reason | None, int], told: tuple[Reason | None, int]) -> bool:
+    """Whether what a row behind a record was told follows from what the record was told: nothing of it is kept then."""
+    what = f"row {sequence} was told {told}, and its record {record}"
+    if record[0] is None:
+        assert told[0] not in (Reason.REJECTED, Reason.IN_FLIGHT), f"{what}: a record of a message that was not sent"
+        return False
+    if record[0] is Reason.REJECTED:
+        # The record is refused because of its message, which is judged as all others are.
+        assert told[0] in (Reason.REJECTED, Reason.IN_FLIGHT) and told[1] == record[1], what
+        return False
+    assert told == (Reason.REJECTED, record[1]), what
+    return True
 
 
 def _delivered(outside: Outside) -> frozenset[int]:

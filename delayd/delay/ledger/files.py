@@ -135,7 +135,7 @@ class HourReader:
         rows = np.flatnonzero(np.isin(outcomes.sequences, own.sequences))
         at = np.searchsorted(own.sequences, outcomes.sequences.take(rows))
         behind_ms = outcomes.deliver_at_ms.take(rows) - own.deliver_at_ms.take(at)
-        # A row that the server ended by itself has the instant of its memory, which is coarse for rows that are so late.
+        # A row that the server ended by itself has the instant of its memory, which is coarse when it is so late.
         is_coarse = own.deliver_at_ms.take(at) < hour_start_ms(place.hour) - COARSE_FROM_MS
         same = (behind_ms == 0) | (is_coarse & (behind_ms > 0) & (behind_ms < COARSE_MS))
         rows, at = rows.compress(same), at.compress(same)
