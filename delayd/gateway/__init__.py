@@ -7,6 +7,7 @@ It is a client of the servers, like any other, and keeps nothing that must last.
     front       each request on its way to its route: foreign pages, callers, errors; one write for each answer
     app         what is asked of which part
     sends       a body of a request becomes messages, and receipts become an answer
+    keeping     messages of a list or a stream are sent as columns, and those of one key in their order
     streams     the two forms of a stream: rows of a request as they come, and their answers
     once        requests with a name of their own, which are done once
     messages    what became of a message; cancel and move it; list what is pending

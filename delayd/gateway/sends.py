@@ -15,11 +15,10 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import cache, lru_cache, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
-import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -27,12 +26,13 @@ from starlette.types import Receive, Scope, Send
 from delayd.batch.labels import traceparent, traceparent_of
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import AsyncProducer
-from delayd.client.sending.receipts import BatchFailed, BatchReceipt, Failure, Receipt
-from delayd.errors import BadArgument, CallerError, DelaydError, ServerUnavailable
+from delayd.client.sending.receipts import Receipt
+from delayd.errors import BadArgument, CallerError, ServerUnavailable
+from delayd.gateway.keeping import Keeper, keep_each
 from delayd.gateway.once import OnceRequest, OnceRequests, Queue
-from delayd.gateway.problems import Refusal, problem
+from delayd.gateway.problems import Refusal
 from delayd.gateway.streams import NDJSON, STREAM_FORMS, StreamForm, Told, Wished
-from delayd.gateway.values import JSON, Given, NewMessage, SendOptions, column_of, queued
+from delayd.gateway.values import JSON, Given, NewMessage, SendOptions, queued
 
 EVENTS = "text/event-stream"
 BODY_BYTES_MAX = 64 << 20  # A list of messages; longer ones are streams.
@@ -44,7 +44,6 @@ QUERIES_KNOWN, QUERY_BYTES_KNOWN = 1_024, 256  # Queries that were read already:
 T = TypeVar("T")
 Q = TypeVar("Q", bound=msgspec.Struct)
 P = TypeVar("P")
-_Sent = asyncio.Future[Receipt] | DelaydError  # A message under way, or why it is not sent.
 _Keep = Callable[[Sequence[Wished]], Coroutine[None, None, list[Told]]]  # Sends messages, and tells of each.
 
 _ONE, _SOME = msgspec.json.Decoder(NewMessage), msgspec.json.Decoder(list[msgspec.Raw])
@@ -81,7 +80,7 @@ async def send(
         queried(request)
     once = named.of(request, subject)
     queue: Queue = partial(queued, producer.send_nowait, subject) if once is None else once.queue
-    keep: _Keep = partial(_kept, producer, subject) if once is None else partial(_kept_each, queue)
+    keep: _Keep = Keeper(producer, subject).keep if once is None else partial(keep_each, queue)
     if form is not None:
         _check_encoding(request)
         told = _stream(form, keep, Request(request.scope, until_stop))
@@ -254,86 +253,6 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, name: s
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadArgument(f"{name}: {error}") from error
-
-
-async def _kept(producer: AsyncProducer, subject: str, wished: Sequence[Wished]) -> list[Told]:
-    """Send messages that came together, and tell of each what became of it once all have ended.
-
-    Plain messages, which have a body, headers and an instant, are sent as columns, those with the same form of instant
-    together: so each costs a third of one that is sent by itself, as all others are.
-    """
-    rows: dict[str, list[int]] = {}
-    for row, message in enumerate(wished):
-        if not isinstance(message, DelaydError) and (form := message.plain_form()):
-            rows.setdefault(form, []).append(row)
-    told: list[Told] = [{}] * len(wished)
-    columns = [_kept_columns(producer, subject, form, wished, own, told) for form, own in rows.items()]
-    others = set(range(len(wished))).difference(*rows.values())
-    queue: Queue = partial(queued, producer.send_nowait, subject)
-    sent = {row: _begin(queue, wished[row]) for row in sorted(others)}
-    for row in [row for left in await asyncio.gather(*columns) for row in left]:
-        sent[row] = _begin(queue, wished[row])
-    for row, each in sent.items():
-        told[row] = await _told(each)
-    return told
-
-
-async def _kept_each(queue: Queue, wished: Sequence[Wished]) -> list[Told]:
-    """The same, of messages each of which is sent by itself."""
-    sent = [_begin(queue, message) for message in wished]
-    return [await _told(each) for each in sent]
-
-
-async def _kept_columns(
-    producer: AsyncProducer,
-    subject: str,
-    form: str,
-    wished: Sequence[Wished],
-    rows: Sequence[int],
-    told: list[Told],
-) -> Sequence[int]:
-    """Send plain messages as columns, and note in ``told`` what became of them. Returns those that are yet to be sent,
-    each by itself, because something is wrong with one of them.
-    """
-    messages = [message for row in rows if not isinstance(message := wished[row], DelaydError)]
-    headers = [message.headers for message in messages]
-    try:
-        bodies = [message.content() for message in messages]
-        when: dict[str, Any] = {form: column_of(form, messages)}
-        receipt = await producer.send_batch(subject, bodies, headers=headers if any(headers) else None, **when)
-        failures: Sequence[Failure] = ()
-    except CallerError:
-        return rows
-    except BatchFailed as error:
-        receipt, failures = error.receipt, error.failures
-    except DelaydError as error:
-        receipt, failures = BatchReceipt(()), (Failure(np.arange(len(rows)), error),)
-    for part in receipt.parts:
-        for row, given in zip(part.rows.tolist(), Given.of_part(part), strict=True):
-            told[rows[row]] = given
-    for failure in failures:
-        for row in failure.rows.tolist():
-            told[rows[row]] = problem(failure.error)
-    return ()
-
-
-def _begin(queue: Queue, message: Wished) -> _Sent:
-    if isinstance(message, DelaydError):
-        return message
-    try:
-        return queue(message, message.content(), message.headers)
-    except DelaydError as error:
-        return error
-
-
-async def _told(sent: _Sent) -> Told:
-    """A receipt, or why the message is not kept."""
-    if isinstance(sent, DelaydError):
-        return problem(sent)
-    try:
-        return Given.of(await sent)
-    except (DelaydError, Refusal) as error:
-        return problem(error)
 
 
 def _given(receipt: Receipt) -> Response:

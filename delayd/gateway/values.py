@@ -12,15 +12,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Annotated, Literal, TypeVar
+from itertools import product
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from delayd.client.pulling.message import MessageView
-from delayd.client.sending.receipts import Receipt, ReceiptPart, tokens_of
-from delayd.errors import BadArgument
+from delayd.client.sending.receipts import Receipt, ReceiptPart, receipts, tokens_of
+from delayd.errors import BadArgument, InFlight, KeyPending
 from delayd.hours import instant_text
 
 JSON = "application/json"
@@ -89,30 +90,39 @@ class SendOptions(When, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def all_headers(self, headers: dict[str, str] | None) -> dict[str, str] | None:
         """These headers, with those that options stand for."""
+        if self.flow is None and self.timeout is None:
+            return headers
         own = {FLOW: self.flow, TIMEOUT: self.timeout}
         given = {name: value for name, value in own.items() if value is not None}
         if self.timeout is not None:
             duration(self.timeout)
-        return {**(headers or {}), **given} if given else headers
+        return {**(headers or {}), **given}
 
-    def plain_form(self) -> str:
-        """How its instant is given to a send of columns, if it has nothing else than that."""
-        if (
-            self.key is not None
-            or self.tags is not None
-            or self.ttl_ms is not None
-            or self.expires_at is not None
-            or self.ordering_key is not None
-            or self.spread_ms is not None
-            or self.flow is not None
-            or self.timeout is not None
-        ):
-            return ""
+    def column_form(self) -> ColumnForm | None:
+        """Which messages it can be sent with as columns; None when it goes by itself, also to be refused."""
         relative = (self.delay is not None) + (self.delay_ms is not None)
         at, at_ms = self.deliver_at is not None, self.deliver_at_ms is not None
-        if relative + at + at_ms != 1:
-            return ""
-        return "delay" if relative else "deliver_at" if at else "deliver_at_ms"
+        if relative + at + at_ms != 1 or self.spread_ms is not None:
+            return None
+        when = "delay" if relative else "deliver_at" if at else "deliver_at_ms"
+        expires = self.expires_at is not None
+        if (expires and self.ttl_ms is not None) or (self.key is None and self.on_conflict != "reject"):
+            return None
+        return _FORMS[when, "" if self.key is None else self.on_conflict, expires]
+
+
+class ColumnForm(NamedTuple):
+    """What messages have in common that are sent as columns."""
+
+    when: str  # How their instants are given: delay, deliver_at or deliver_at_ms.
+    on_conflict: str  # Empty of messages without keys.
+    expires: bool  # Whether they have `expires_at`, and not the length `ttl_ms` or nothing.
+
+
+_FORMS = {
+    form: ColumnForm(*form)
+    for form in product(("delay", "deliver_at", "deliver_at_ms"), ("", "reject", "keep", "replace"), (False, True))
+}
 
 
 class NewMessage(SendOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -236,9 +246,12 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @classmethod
-    def of_part(cls, part: ReceiptPart) -> list[Given]:
-        """The same as the receipts of messages without keys that one server accepted together."""
-        log_id, base_sequence, count, at_ms, duplicate, _ = part.accepted
+    def of_part(cls, part: ReceiptPart) -> list[Given | KeyPending | InFlight]:
+        """The same as the receipts of messages that one server accepted together, or the error in the place of one."""
+        log_id, base_sequence, count, at_ms, duplicate, decided = part.accepted
+        if decided:
+            each = receipts(part.accepted, part.deliver_at_ms.tolist())
+            return [cls.of(receipt) if isinstance(receipt, Receipt) else receipt for receipt in each]
         sequences = np.arange(count, dtype=np.uint64) + np.uint64(base_sequence)
         tokens = tokens_of(
             np.full(count, log_id, np.uint64), sequences, part.deliver_at_ms, np.full(count, at_ms, np.int64)
@@ -333,11 +346,28 @@ class LeaseHeard(msgspec.Struct, frozen=True, kw_only=True):
     lease: str
 
 
-def column_of(form: str, messages: Sequence[When]) -> list[timedelta] | list[datetime | None] | list[int | None]:
-    """The instants of messages, all of which have this form of them; see `SendOptions.plain_form`."""
-    if form == "deliver_at":
+def columns_of(form: ColumnForm, messages: Sequence[NewMessage | PackedMessage]) -> dict[str, Any]:
+    """The arguments of a `send_batch` behind the bodies, of messages that have this form."""
+    given: dict[str, Sequence[object]] = {
+        form.when: _instants_of(form.when, messages),
+        "headers": [message.all_headers(message.headers) for message in messages],
+        "tags": [message.tags for message in messages],
+        "ordering_keys": [message.ordering_key for message in messages],
+        "expires_at": [message.expires_at for message in messages],
+        "ttl": [None if each.ttl_ms is None else milliseconds("ttl_ms", each.ttl_ms) for each in messages],
+    }
+    columns: dict[str, Any] = {
+        name: column for name, column in given.items() if any(each is not None for each in column)
+    }
+    if form.on_conflict:
+        columns |= {"keys": [message.key for message in messages], "on_conflict": form.on_conflict}
+    return columns
+
+
+def _instants_of(when: str, messages: Sequence[When]) -> Sequence[timedelta | datetime | int | None]:
+    if when == "deliver_at":
         return [message.deliver_at for message in messages]
-    if form == "deliver_at_ms":
+    if when == "deliver_at_ms":
         return [message.deliver_at_ms for message in messages]
     return [
         milliseconds("delay_ms", message.delay_ms or 0) if message.delay is None else duration(message.delay)

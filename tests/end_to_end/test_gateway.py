@@ -189,6 +189,35 @@ def test_of_a_list_each_message_is_kept_or_refused_by_itself(cluster: Cluster) -
     assert cluster.gateway.ask("GET", "/v1/subjects/some/messages").lines[-1]["pending"] == 2
 
 
+def test_messages_of_one_key_are_decided_in_the_order_of_their_lines(cluster: Cluster) -> None:
+    keys, rounds = 40, 60
+    due_ms = round(time.time() * 1_000) + 3_600_000
+    forms: list[Json] = [
+        {"deliver_at_ms": due_ms},
+        {"delay": "2h", "tags": ["a"], "ttl_ms": 1_000},
+        {"deliver_at_ms": due_ms, "spread_ms": 1_000},
+        {"deliver_at": "2027-06-01T09:00:00+02:00", "ordering_key": "o"},
+    ]
+    # Each key has its lines in every form, and in all pieces of the stream.
+    rows: list[Json] = [
+        {"body": str(turn), "key": f"k{key}", "on_conflict": "replace", **forms[(turn + key) % len(forms)]}
+        for turn in range(rounds)
+        for key in range(keys)
+    ]
+    rows += [{"body": "late", "key": f"k{key}", "on_conflict": "keep", "delay": "1h"} for key in range(keys)]
+    rows += [{"body": "last", "key": f"n{key}", "delay": "1h"} for key in range(keys) for _ in range(2)]
+    body = b"\n".join([json.dumps(row).encode() for row in rows])
+    answers = cluster.gateway.ask("POST", "/v1/subjects/turns/messages", body, LINES).lines
+    assert [answer.get("code") for answer in answers] == [None] * (rounds + 1) * keys + [None, "key_pending"] * keys
+    for place in range(keys, rounds * keys):
+        assert answers[place]["replaced"] == answers[place - keys]["sequence"], "each takes the place of the one before"
+    kept = [answer["sequence"] for answer in answers[rounds * keys : (rounds + 1) * keys]]
+    assert kept == [answer["sequence"] for answer in answers[(rounds - 1) * keys : rounds * keys]]
+    lines = cluster.gateway.ask("GET", "/v1/subjects/turns/messages?contents=true").lines
+    wanted = {f"k{key}": str(rounds - 1) for key in range(keys)} | {f"n{key}": "last" for key in range(keys)}
+    assert {line["key"]: line["body"] for line in lines[:-1]} == wanted
+
+
 @pytest.mark.parametrize("media_type", ["application/msgpack", "application/x-msgpack"])
 def test_a_stream_of_msgpack_is_answered_in_msgpack(cluster: Cluster, media_type: str) -> None:
     subject = media_type.replace("/", ".")
