@@ -40,7 +40,6 @@ from delayd.wire.frame import Frame
 from delayd.wire.recurring import AskedSchedule, Unfinished, read_schedules
 
 from .answers import are_over, why_nobody
-from .group_window import Stage
 from .groups import Group, LostGroup, Roster
 from .handoff import Peer
 from .subject_index import Index, StoredBatches, Subject
@@ -151,8 +150,7 @@ class UnfinishedSearch:
                 if not row.reason:
                     yield _Range(subject, row.consume_first, row.consume_first + row.covered)
         for run in window.others:
-            if run.state != Stage.UNREADABLE:
-                yield _Range(subject, run.first, run.end, passes)
+            yield _Range(subject, run.first, run.end, passes)
         if window.next < subject.end:
             yield _Range(subject, max(window.next, self._index.first(subject)), subject.end, passes)
 

@@ -17,6 +17,7 @@ from realtime.order import Order
 from realtime.pulls import Pulls
 from realtime.recovery import PullReplay
 from realtime.retries import Retries
+from realtime.unfinished import UnfinishedSearch
 from realtime.words import Handles
 from tests.groups.run import walks
 from tests.groups.walk import Kind
@@ -164,6 +165,29 @@ PLANTED: Bugs = {
         Patch(GroupWindow, "move", changed(GroupWindow.move, "self.others, self._turns =", "_, _ ="))
     ],
     "Q3: retention looks at new messages only": [Patch(GroupWindow, "oldest", property(_nothing_is_older))],
+    "Q3: a schedule is finished while a consumer has its message": [
+        Patch(UnfinishedSearch, "_open", changed(UnfinishedSearch._open, "in window.held()", "in ()"))
+    ],
+    "Q3: a schedule is finished while its message waits to come again": [
+        Patch(UnfinishedSearch, "_open", changed(UnfinishedSearch._open, "in window.leaving.values()", "in ()"))
+    ],
+    "Q3: a schedule is finished while its message has come again": [
+        Patch(
+            UnfinishedSearch, "_ranges", changed(UnfinishedSearch._ranges, "for group_id in ids", "for group_id in ()")
+        )
+    ],
+    "Q3: a schedule is finished while its message was given back": [
+        Patch(UnfinishedSearch, "_open", changed(UnfinishedSearch._open, "in window.others", "in ()"))
+    ],
+    "Q3: a schedule is finished while its message is new": [
+        Patch(UnfinishedSearch, "_open", changed(UnfinishedSearch._open, "if window.next <", "if window.next > 1 <"))
+    ],
+    "Q3: a schedule is unfinished while its dead letter leaves": [
+        Patch(UnfinishedSearch, "_open", changed(UnfinishedSearch._open, "if not row.reason", "if True"))
+    ],
+    "Q3: a schedule is unfinished while its message is kept": [
+        Patch(UnfinishedSearch, "_open", changed(UnfinishedSearch._open, "max(window.next, ", "min(window.next, "))
+    ],
     "Q1: a replay takes what was given back for acknowledged": [Patch(recovery, "decode_entries", _nacks_acknowledge)],
     "Q8: an answer has several messages of one key": [
         Patch(Order, "_add", changed(Order._add, "if queue[0] != sequence:", "if queue[0] in self._out:"))

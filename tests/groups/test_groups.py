@@ -16,6 +16,7 @@ RARE = (
     "Q3: retention looks at new messages only",
     "L5: a checkpoint forgets what is quarantined",
     "Q2: numbers of an earlier life are used again",
+    "Q3: a schedule is finished while its message has come again",
     "Q8: a group that is loaded again forgets what pauses",
     "Q10: what came again does not count",
 )

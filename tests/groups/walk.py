@@ -8,6 +8,9 @@ server, and comes again. Retention removes what it may.
 Invariant: after a power loss the model goes back to the moment whose pull log the server found, so nothing that the
 server decides from then on is open.
 
+Some messages are of recurring schedules. Whenever all is synced, UNFINISHED names the schedules of which the model has
+a message, and no others.
+
 In an ordered walk the groups keep an order (rule Q8). Their answers wait for an fsync, so it is done before the model
 is compared, wherever a PULL may have been served. In a bounded walk the consumers of each group hold no more messages
 together than a number that each PULL names (rule Q10).
@@ -22,8 +25,11 @@ from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
+import msgpack
+
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import ColumnId
+from delayd.batch.labels import REASON, SCHEDULE, decode_headers
 from delayd.batch.names import parse_retry_subject, retry_subject
 from delayd.errors import DelaydError
 from delayd.testing.executor import StepExecutor
@@ -36,8 +42,9 @@ from delayd.wire.heads import (
     need_str,
     need_u64,
 )
+from delayd.wire.recurring import AskedSchedule, read_unfinished, schedules_head
 from delayd.wire.requests import RequestType
-from tests.groups.model import AGAIN, Fate, GroupModel, Handle, Word, Wrong
+from tests.groups.model import AGAIN, Fate, GroupModel, Handle, State, Word, Wrong
 from tests.worlds.dispatch_batches import ORIGIN, bodies_of, dispatch_batch, split
 from tests.worlds.realtime import SimPeer, World, pull_head
 
@@ -64,10 +71,12 @@ OFTEN = (Word.ACK, Word.ACK, Word.NACK, Word.UNCOUNTED, Word.RETRY, Word.REJECT)
 CRASHES = tuple(PowerLoss)
 KEYS = (0, 1, 1, 2, 3)  # Ordering keys of the messages of ordered walks.
 PUT_OFF_MS = (0, 300, 6_000)
+SCHEDULES = ("daily", "", "hourly", "", "weekly")  # Of the messages of a subject, by turns; "": of none.
 BOUNDS = (1, 2, 3, 5)  # How many messages a group of a bounded walk may have in flight.
 
 Name = tuple[str, str]
 """Subject and group."""
+ASKED = [AskedSchedule(subject, name) for subject in SUBJECTS for name in SCHEDULES if name]
 
 
 class Kind(Enum):
@@ -117,6 +126,7 @@ class Walk:
         self.bounds = {name: Random(seed).choice(bounds) for name in GROUPS}  # 0: any number.
         self.left_out = LEFT_OUT[kind]
         self.keys = defaultdict[str, dict[int, int]](dict)  # By subject and consume sequence: ordering keys.
+        self.schedules = defaultdict[str, list[str]](list)  # By subject: of each message its schedule, or "".
         self.late = defaultdict[str, set[int]](set)  # By subject: what could not be read at some time.
         self.counts: Counter[str] = Counter()
         self.trace: list[str] = []
@@ -156,10 +166,11 @@ class Walk:
 
     def _dispatch(self) -> None:
         subject, _ = self.random.choice(list(self.groups))
-        first, count = self.ends[subject], self.random.randint(1, 4)
-        self._hand_over(
-            subject, [f"{subject}-{first + row}-".encode().ljust(self.body_bytes, b".") for row in range(count)], []
-        )
+        first = self.ends[subject]
+        sequences = range(first, first + self.random.randint(1, 4))
+        bodies = [f"{subject}-{sequence}-".encode().ljust(self.body_bytes, b".") for sequence in sequences]
+        names = [SCHEDULES[sequence % len(SCHEDULES)] for sequence in sequences]
+        self._hand_over(subject, bodies, [msgpack.packb({SCHEDULE: name}) if name else b"" for name in names])
 
     def _courier(self) -> None:
         """The delay server takes what is to come again; it may not be told that it was heard."""
@@ -190,9 +201,7 @@ class Walk:
         if self.to_come:
             batch = self.to_come.pop(self.random.randrange(len(self.to_come)))
             (subject,) = batch.subjects()
-            starts, ends = batch.region(ColumnId.HEADERS_END)
-            headers = [bytes(batch.heap[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-            self._hand_over(subject.decode(), bodies_of(batch.buffer), headers)
+            self._hand_over(subject.decode(), bodies_of(batch.buffer), _headers(batch))
 
     def _pull(self) -> None:
         name = self.random.choice(list(self.groups))
@@ -408,8 +417,9 @@ class Walk:
         first = self.ends[subject]
         batch_id = len(self.batches) + 1
         w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
-        ordering = self.random.choices(KEYS, k=len(bodies)) if self.ordered and not headers else []
+        ordering = self.random.choices(KEYS, k=len(bodies)) if self.ordered and subject in SUBJECTS else []
         self.keys[subject].update(enumerate(ordering, first))
+        self.schedules[subject] += [_schedule(packed) for packed in headers]
         data = dispatch_batch(batch_id, bodies, subject=subject, w=w, headers=headers, ordering=ordering)
         _, ((_, offset),) = self.world.dispatch(self.delay, self.session, data)
         self.batches.append(Sent(batch_id, offset, subject, first, bodies))
@@ -570,6 +580,45 @@ class Walk:
             groups = sum(subject.name == of for of, _ in self.groups)
             if (subject.end, subject.groups) != (self.ends[subject.name], groups):
                 raise Wrong(f"{self.ends[subject.name]} messages came for {groups} groups, and told is {subject}")
+        self._compare_unfinished()
+
+    def _compare_unfinished(self) -> None:
+        """A schedule is unfinished while a group has one of its messages, or has let it go to come again."""
+        request_id = self.world.send(self.peers[0], RequestType.UNFINISHED, schedules_head(ASKED))
+        ((answer, _),) = self.peers[0].answers.pop(request_id)
+        told = read_unfinished(answer, len(ASKED))
+        found = {ASKED[place] for place in told.unfinished}
+        sure, may_be = self._unfinished()
+        if told.unknown or not sure <= found <= sure | may_be:
+            raise Wrong(f"unfinished are {sorted(sure)}, and perhaps {sorted(may_be)}, and told is {sorted(found)}")
+        for name in self.groups:
+            if any(batch.subjects() == [self._again_of(name).encode()] for batch in self.taken.values()):
+                group_id = self.world.core._pulls.groups[name].group_id
+                if group_id not in told.again:
+                    raise Wrong(f"messages came to {name} again, and told is {told.again}")
+
+    def _unfinished(self) -> tuple[set[AskedSchedule], set[AskedSchedule]]:
+        """The schedules that are unfinished, and those that may be called so because a batch can't be read."""
+        sure, may_be = set[AskedSchedule](), set[AskedSchedule]()
+        for name, group in self.groups.items():
+            subject, again = name[0], self._again_of(name)
+            bad = {row for batch_id in self.unreadable for row in self._rows_for(name, self.batches[batch_id - 1])}
+            for sequence, message in group.messages.items():
+                schedules = self.schedules[again if sequence >= AGAIN else subject]
+                (may_be if sequence in bad else sure).add(AskedSchedule(subject, schedules[sequence % AGAIN]))
+                if sequence in bad and message.state is State.HELD:
+                    may_be.update(each for each in ASKED if each.subject == subject)
+            for undone in self.world.core.retries.waiting(ORIGIN):
+                try:
+                    batch = parse(self.world.core.retries.batch_of(undone))
+                except DelaydError:
+                    may_be.update(ASKED)
+                    continue
+                if batch.subjects() == [again.encode()]:
+                    lives = [decode_headers(packed) for packed in _headers(batch)]
+                    left = [life.get(SCHEDULE, "") for life in lives if REASON not in life]
+                    sure.update(AskedSchedule(subject, str(each)) for each in left)
+        return {each for each in sure if each.name}, may_be
 
     def _collect(self) -> None:
         """Take in what PULLs were answered."""
@@ -693,6 +742,17 @@ class Walk:
 
 class Between(Exception):
     """The server found a pull log that ends within a step: what the model was then is not known. The walk ends."""
+
+
+def _headers(batch: Batch) -> list[bytes]:
+    """The headers of each message."""
+    starts, ends = batch.region(ColumnId.HEADERS_END)
+    return [bytes(batch.heap[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+
+def _schedule(packed: bytes) -> str:
+    """The schedule that a message says it is of."""
+    return str(decode_headers(packed).get(SCHEDULE, ""))
 
 
 def _ranges(handles: list[Handle]) -> list[list[int]]:

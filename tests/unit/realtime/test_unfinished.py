@@ -248,6 +248,47 @@ def test_rule_B2_a_search_ends_behind_so_many_bytes_and_what_is_not_searched_cou
     assert busy(world) == [], "a group that is caught up costs nothing"
 
 
+@pytest.mark.parametrize(
+    ("rows", "spent"),
+    [
+        ([Row(body=bytes(200_000))], 200_000),
+        ([Row("else")] * 100, unfinished.BATCH_BYTES_MIN + 100 * unfinished.HEADERS_BYTES),
+        ([Row()] * 100, unfinished.BATCH_BYTES_MIN + 100 * unfinished.RUN_BYTES),
+    ],
+    ids=["large batches", "many headers", "many runs"],
+)
+def test_rule_B2_whatever_takes_time_counts(monkeypatch: pytest.MonkeyPatch, rows: list[Row], spent: int) -> None:
+    world, peer = world_of(rows)
+    for _ in rows:
+        assert pulled(world, peer, 1)
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", spent + unfinished.BATCH_BYTES_MIN // 2)
+    assert busy(world) == []
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", spent - 1)
+    assert busy(world) == list(ALL)
+
+
+def test_rule_B2_groups_count_in_the_work_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, peer = world_of([Row()])
+    for group in "abc":
+        world.ack(peer, pulled(world, peer, group=group), group)
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", 3 * unfinished.GROUP_BYTES)
+    assert asked(world, (SUBJECT, DAILY), ("sound", DAILY)) == ([], [1], [])
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", 3 * unfinished.GROUP_BYTES + 1)
+    assert asked(world, (SUBJECT, DAILY), ("sound", DAILY)) == ([], [], [])
+
+
+def test_what_retention_has_removed_is_not_unfinished() -> None:
+    world, peer = world_of([Row(DAILY)], segment_bytes=4_096, retention_ms=1_000)
+    world.dispatch(peer, 1, batch_of(2, [Row(body=bytes(5_000))]))
+    assert busy(world) == [DAILY]
+    world.hello(peer, 2, w=(1, 2))
+    world.pass_time(3_600_000)
+    world.core.retain()
+    assert world.recovered.message_log.start
+    world.dispatch(peer, 2, batch_of(3, [Row(HOURLY)]))
+    assert busy(world) == [HOURLY]
+
+
 def test_headers_that_only_look_like_those_of_a_schedule_are_none() -> None:
     rows = [
         msgpack.packb({"a": SCHEDULE, "b": DAILY}),
