@@ -21,6 +21,7 @@ is bounded in bytes, and so is a request: what does not fit it is unknown, and i
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId
+from delayd.batch.gather import item_of
 from delayd.batch.labels import SCHEDULE, decode_headers
 from delayd.batch.names import retry_subject
 from delayd.errors import BadHeaders, DamagedData, DataError, RetryLater
@@ -45,12 +47,16 @@ from .handoff import Peer
 from .subject_index import Index, StoredBatches, Subject
 
 SEARCH_BYTES = 16 << 20  # Of one subject: some 20 ms, more where the disk is slow.
-BATCH_BYTES_MIN = 64 << 10  # A smaller batch costs as much as one of this size, so at most 256 of them are searched.
-HEADERS_BYTES = 512  # What it costs to decode the headers of a row.
+READ_BYTES_MIN = 64 << 10  # A smaller batch that is read costs as much as one of this size, so at most 256 are read,
+KEPT_BYTES_MIN = 4 << 10  # and 4,096 of those in memory are searched.
+MARK_BYTES = 256  # What it costs to look at a mark, some 0.4 us.
+HEADERS_BYTES = 1 << 10  # What it costs to decode the headers of a row.
 GROUP_BYTES = 1 << 10  # What it costs to look at a group.
 RUN_BYTES = 64  # What it costs to look at a run of a group's window.
 
 _MARK = cast(bytes, msgpack.packb(SCHEDULE))
+# Behind it the length of the name as msgpack has it: of up to 31 bytes, or of up to 255.
+_MARK_AND_LENGTH = re.compile(re.escape(_MARK) + rb"(?:([\xa0-\xbf])|\xd9([\x20-\xff]))")
 
 _Passes = Callable[[Batch, int, int], NDArray[np.generic]]
 """Which of some rows nobody is to get any more."""
@@ -75,11 +81,15 @@ class _Range(NamedTuple):
     held: bool = False
 
 
-class _Named(NamedTuple):
-    """The rows of a batch that are of schedules that were asked for, rising, and the names of these."""
+class _Marked(NamedTuple):
+    """The rows of a batch that may be of schedules that were asked for, rising, and the names of these."""
 
     rows: list[int]
     names: list[str]
+    batch: Batch | None = None
+
+
+_NONE_MARKED = _Marked([], [])
 
 
 class UnfinishedSearch:
@@ -164,7 +174,8 @@ class _SubjectSearch:
         self.left = SEARCH_BYTES
         self._index = index
         self._stored = stored
-        self._searched: dict[int, _Named] = {}  # By the offset of the batch.
+        self._packed = {name.encode(): name for name in wanted}
+        self._searched: dict[int, _Marked] = {}  # By the offset of the batch.
 
     def look(self, ranges: Iterator[_Range]) -> None:
         """Search ranges, until all schedules are found.
@@ -186,42 +197,60 @@ class _SubjectSearch:
             rows = min(run.rows, wanted.end - first)
             first += rows
             try:
-                named = self._named(run.offset)
+                marked = self._marked(run.offset)
             except DamagedData:
                 if wanted.held:
                     self.found |= self.wanted
                 continue
-            low, high = (bisect.bisect_left(named.rows, row) for row in (run.row, run.row + rows))
-            if low == high or self.found.issuperset(named.names[low:high]):
-                continue
-            names = named.names[low:high]
-            if wanted.passes is not None:
-                begin, end = named.rows[low], named.rows[high - 1] + 1
-                passes = wanted.passes(self._stored.fetch(run.offset), begin, end - begin)
-                names = [name for name, row in zip(names, named.rows[low:high], strict=True) if not passes[row - begin]]
-            self.found.update(names)
+            low, high = (bisect.bisect_left(marked.rows, row) for row in (run.row, run.row + rows))
+            if low < high and not self.found.issuperset(marked.names[low:high]):
+                self._find(marked, low, high, wanted.passes)
 
-    def _named(self, offset: int) -> _Named:
-        """The rows of a batch that are of the schedules; raises as `StoredBatches.fetch` does."""
+    def _find(self, marked: _Marked, low: int, high: int, passes: _Passes | None) -> None:
+        """Find schedules among some of the rows that were marked."""
+        batch, begin = marked.batch, marked.rows[low]
+        assert batch is not None, "a row is in a batch"
+        passed = [] if passes is None else passes(batch, begin, marked.rows[high - 1] + 1 - begin).tolist()
+        for row, name in zip(marked.rows[low:high], marked.names[low:high], strict=True):
+            if name in self.found or (passed and passed[row - begin]):
+                continue
+            self._pay(HEADERS_BYTES)
+            if _schedule_of(batch, row) == name:
+                self.found.add(name)
+
+    def _marked(self, offset: int) -> _Marked:
+        """The rows of a batch that may be of the schedules; raises as `StoredBatches.fetch` does."""
         known = self._searched.get(offset)
         if known is not None:
             return known
-        self._pay(BATCH_BYTES_MIN)
+        least = KEPT_BYTES_MIN if offset >= self._stored.memory_start else READ_BYTES_MIN
+        self._pay(least)
         batch = self._stored.fetch(offset)
-        self._pay(max(batch.total_bytes - BATCH_BYTES_MIN, 0))
-        rows: list[int] = []
+        self._pay(max(batch.total_bytes - least, 0))
+        marked = self._searched[offset] = self._search(batch)
+        return marked
+
+    def _search(self, batch: Batch) -> _Marked:
+        if ColumnId.HEADERS_END not in batch.offsets:
+            return _NONE_MARKED
+        begin = batch.region_start(ColumnId.HEADERS_END)
+        region = bytes(batch.heap[begin : int(batch.uint32s(ColumnId.HEADERS_END)[-1])])
+        if _MARK not in region:
+            return _NONE_MARKED
+        places: list[int] = []
         names: list[str] = []
-        for row, packed in _marked(batch):
-            self._pay(HEADERS_BYTES)
-            try:
-                name = decode_headers(packed).get(SCHEDULE)
-            except BadHeaders:
-                continue
-            if isinstance(name, str) and name in self.wanted:
-                rows.append(row)
+        for mark in _MARK_AND_LENGTH.finditer(region):
+            self._pay(MARK_BYTES)
+            short, long = mark.groups()
+            end = mark.end() + (short[0] & 31 if short else long[0])
+            name = self._packed.get(region[mark.end() : end])
+            if name is not None:
+                places.append(begin + mark.start())
                 names.append(name)
-        named = self._searched[offset] = _Named(rows, names)
-        return named
+        if not places:
+            return _NONE_MARKED
+        rows = np.searchsorted(batch.uint32s(ColumnId.HEADERS_END), places, "right")
+        return _Marked(rows.tolist(), names, batch)
 
     def _pay(self, size_bytes: int) -> None:
         self.left -= size_bytes
@@ -229,18 +258,10 @@ class _SubjectSearch:
             raise _TooMuch
 
 
-def _marked(batch: Batch) -> Iterator[tuple[int, bytes]]:
-    """The rows of a verified batch whose headers may name a schedule, rising, with their headers."""
-    if ColumnId.HEADERS_END not in batch.offsets:
-        return
-    begin = batch.region_start(ColumnId.HEADERS_END)
-    region = bytes(batch.heap[begin : int(batch.uint32s(ColumnId.HEADERS_END)[-1])])
-    at = region.find(_MARK)
-    if at < 0:
-        return
-    starts, ends = batch.region(ColumnId.HEADERS_END)
-    while at >= 0:
-        row = int(np.searchsorted(ends, begin + at, "right"))
-        start, end = int(starts[row]) - begin, int(ends[row]) - begin
-        yield row, region[start:end]
-        at = region.find(_MARK, end)
+def _schedule_of(batch: Batch, row: int) -> str | bytes | None:
+    """The schedule that a message says it is of."""
+    length, item = item_of(batch, ColumnId.HEADERS_END, row)
+    try:
+        return decode_headers(bytes(item[:length])).get(SCHEDULE)
+    except BadHeaders:
+        return None

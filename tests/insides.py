@@ -201,10 +201,12 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "groups": (
         "delayd.batch.batch",
         "delayd.batch.columns",
+        "delayd.batch.labels",
         "delayd.batch.names",
         "delayd.wire.consuming",
         "delayd.wire.frame",
         "delayd.wire.heads",
+        "delayd.wire.recurring",
         "delayd.wire.requests",
         "realtime.leads",
     ),
@@ -219,6 +221,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "realtime.pulls",
         "realtime.retries",
         "realtime.group_window",
+        "realtime.unfinished",
     ),
     "packaging": (
         "cli.main",

@@ -102,6 +102,13 @@ def test_each_place_of_the_question_is_answered_and_other_subjects_and_names_are
     assert asked(world) == ([], [], [])
 
 
+@pytest.mark.parametrize("name", ["a", "a" * 31, "a" * 32, "a" * 200, "ä" * 16, "ä" * 100, "a" * 15 + "ä" * 8 + "\n"])
+def test_a_name_is_found_however_long_it_is(name: str) -> None:
+    world, _ = world_of([Row(name)], [Row(name + "a")])
+    wanted = [name, name[:-1], name + "b", name + "a"]
+    assert asked(world, *((SUBJECT, each) for each in wanted)).unfinished == [0, 3]
+
+
 def test_what_was_given_back_waits_or_lapsed_is_unfinished() -> None:
     world, peer = world_of([Row(DAILY)])
     for _ in range(3):
@@ -238,9 +245,9 @@ def test_rule_B2_a_search_ends_behind_so_many_bytes_and_what_is_not_searched_cou
 ) -> None:
     world, peer = world_of(*[[Row()]] * 4, [Row(DAILY)])
     world.dispatch(peer, 1, batch_of(9, [Row()], "sound"))
-    monkeypatch.setattr(unfinished, "SEARCH_BYTES", 6 * unfinished.BATCH_BYTES_MIN)
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", 6 * unfinished.KEPT_BYTES_MIN)
     assert busy(world) == [DAILY]
-    monkeypatch.setattr(unfinished, "SEARCH_BYTES", 3 * unfinished.BATCH_BYTES_MIN)
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", 3 * unfinished.KEPT_BYTES_MIN)
     assert busy(world) == list(ALL)
     assert asked(world, (SUBJECT, OTHER), ("sound", DAILY), (SUBJECT, DAILY)) == ([0], [1, 2], [])
     assert asked(world, ("sound", DAILY), (SUBJECT, DAILY)) == ([1], [], [])
@@ -248,22 +255,46 @@ def test_rule_B2_a_search_ends_behind_so_many_bytes_and_what_is_not_searched_cou
     assert busy(world) == [], "a group that is caught up costs nothing"
 
 
+LEAST = unfinished.KEPT_BYTES_MIN
+
+
 @pytest.mark.parametrize(
     ("rows", "spent"),
     [
         ([Row(body=bytes(200_000))], 200_000),
-        ([Row("else")] * 100, unfinished.BATCH_BYTES_MIN + 100 * unfinished.HEADERS_BYTES),
-        ([Row()] * 100, unfinished.BATCH_BYTES_MIN + 100 * unfinished.RUN_BYTES),
+        ([Row("else", body=b"")] * 100, LEAST + 100 * unfinished.MARK_BYTES),
+        ([Row(body=b"")] * 50, LEAST + 50 * unfinished.RUN_BYTES),
     ],
-    ids=["large batches", "many headers", "many runs"],
+    ids=["large batches", "many marks", "many runs"],
 )
 def test_rule_B2_whatever_takes_time_counts(monkeypatch: pytest.MonkeyPatch, rows: list[Row], spent: int) -> None:
     world, peer = world_of(rows)
     for _ in rows:
         assert pulled(world, peer, 1)
-    monkeypatch.setattr(unfinished, "SEARCH_BYTES", spent + unfinished.BATCH_BYTES_MIN // 2)
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", 2 * spent)
     assert busy(world) == []
     monkeypatch.setattr(unfinished, "SEARCH_BYTES", spent - 1)
+    assert busy(world) == list(ALL)
+
+
+def test_rule_B2_headers_that_are_decoded_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = msgpack.packb({"a": msgpack.packb({SCHEDULE: DAILY})})
+    world, peer = World(), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [b""] * 9, headers=[looks] * 9))
+    most = LEAST + 9 * (unfinished.HEADERS_BYTES + unfinished.MARK_BYTES)
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", most + unfinished.RUN_BYTES)
+    assert busy(world) == []
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", most - 1)
+    assert busy(world) == list(ALL)
+
+
+def test_rule_B2_batches_that_are_read_count_as_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _ = world_of([Row()], **OUT_OF_MEMORY)
+    world.core.checkpoint()
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", unfinished.READ_BYTES_MIN + unfinished.RUN_BYTES)
+    assert busy(world) == []
+    monkeypatch.setattr(unfinished, "SEARCH_BYTES", unfinished.READ_BYTES_MIN)
     assert busy(world) == list(ALL)
 
 
