@@ -45,13 +45,13 @@ COUNT = 5  # Occurrences that `next` shows unless told otherwise.
 # What may be taken back to its default, by the arguments of `Producer.recurring`.
 UNSET = (
     *("anchor", "timezone", "fold", "gap", "skip-dates", "only-dates", "jitter", "starts-at", "until"),
-    *("max-occurrences", "misfire", "catchup", "catchup-max", "headers", "tags", "ttl"),
+    *("max-occurrences", "misfire", "catchup", "catchup-max", "overlap", "headers", "tags", "ttl"),
     "ordering-key",
 )
 # A line takes the place of an interval, with what belongs to it, and the reverse.
 _INSTEAD = {"cron": ("every", "anchor"), "every": ("cron", "fold", "gap")}
 _WHEN = tuple(Recurrence.__dataclass_fields__)
-_POLICY = ("misfire", "catchup", "catchup_max")
+_POLICY = ("misfire", "catchup", "catchup_max", "overlap")
 
 LISTED = columns(
     "name subject when state next_ms:instant last_ms:instant,spare sent:number skipped:number version:number,spare"
@@ -430,6 +430,8 @@ def _lines(info: RecurringInfo) -> Iterator[tuple[str, str]]:
     limits = [f"at most {policy.catchup_max} of them"] if policy.misfire == "all" else []
     limits += [f"none older than {duration_word(policy.catchup)}"] if policy.catchup is not None else []
     yield "missed", ", ".join((policy.misfire, *limits))
+    if policy.overlap == "skip":
+        yield "overlap", "skipped while an earlier one is not acknowledged"
     yield "sends", f"{printable(info.body)} to {info.subject}"
     labels = [f"{name}={printable(_bytes(value))}" for name, value in info.headers.items()]
     labels += [f"tag {tag}" for tag in info.tags]
@@ -489,6 +491,7 @@ def _as_json(info: RecurringInfo) -> dict[str, object]:
         "misfire": policy.misfire,
         "catchup_ms": _length_ms(policy.catchup),
         "catchup_max": policy.catchup_max,
+        "overlap": policy.overlap,
         "created_ms": _ms(info.created_at),
         "changed_ms": _ms(info.changed_at),
         "decided_ms": _ms(info.decided_until),

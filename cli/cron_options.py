@@ -14,7 +14,7 @@ import click
 
 from delayd.client.instants import utc
 from delayd.errors import BadArgument
-from delayd.recurrence.deciding import Misfire
+from delayd.recurrence.deciding import Misfire, Overlap
 from delayd.recurrence.recurrence import Fold, Gap
 
 from .send import read_headers
@@ -121,6 +121,11 @@ policy_options = bundle(
     click.option("--catchup", type=duration, metavar="DURATION", help="None that was missed longer ago."),
     click.option(
         "--catchup-max", type=click.IntRange(1), metavar="N", help="With all: so many at most.  [default: 100]"
+    ),
+    click.option(
+        "--overlap",
+        type=click.Choice(get_args(Overlap)),
+        help="Send all, or skip one while an earlier one is not acknowledged.  [default: all]",
     ),
 )
 content_options = bundle(

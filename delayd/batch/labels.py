@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import blake2b
+from typing import cast
 
 import msgpack
 import numpy as np
@@ -368,6 +369,29 @@ OCCURRENCE_MS = "delayd.occurrence_ms"  # The instant for which it was decided; 
 SKIPPED = "delayd.skipped"  # Why it is not delivered.
 SKIPPED_UNTIL_MS = "delayd.skipped_until_ms"  # The last instant of the range,
 SKIPPED_COUNT = "delayd.skipped_count"  # and how many occurrences it has.
+
+_SCHEDULE = cast(bytes, msgpack.packb(SCHEDULE))
+
+
+def occurrences_in(batch: Batch) -> Iterator[tuple[int, str]]:
+    """The rows of a batch that recurring schedules have sent, rising, each with the name of its schedule.
+
+    Rows that stand for skipped occurrences are not among them. One search settles a batch without any.
+    """
+    if ColumnId.HEADERS_END not in batch:
+        return
+    starts, ends = batch.region(ColumnId.HEADERS_END)
+    begin, headers = int(starts[0]), _region(batch, ColumnId.HEADERS_END)
+    at = headers.find(_SCHEDULE)
+    while at >= 0:
+        row = int(np.searchsorted(ends, begin + at, "right"))
+        low, high = int(starts[row]) - begin, int(ends[row]) - begin
+        found = decode_headers(headers[low:high])
+        name = found.get(SCHEDULE)
+        if isinstance(name, str) and SKIPPED not in found:
+            yield row, name
+        at = headers.find(_SCHEDULE, high)
+
 
 _RETRY, _RECURRING, _RECORD = RETRY_PREFIX.encode(), RECURRING_SUBJECT.encode(), RECORD_SUBJECT.encode()
 _LIFE = LIFE_PREFIX.encode()

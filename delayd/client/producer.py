@@ -400,7 +400,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
                 with ``anchor``, an instant from which it counts. ``timezone`` (an IANA name, UTC by default),
                 ``fold``, ``gap``, ``skip_dates``, ``only_dates``, ``jitter``, ``starts_at``, ``until`` and
                 ``max_occurrences`` say more of when; ``misfire``, ``catchup`` and ``catchup_max`` say what becomes of
-                occurrences that were missed. ``headers``, ``tags``, ``ttl`` and ``ordering_key`` are those of `send`.
+                occurrences that were missed; ``overlap="skip"`` skips one while a message of an earlier one is not
+                acknowledged by all groups. ``headers``, ``tags``, ``ttl`` and ``ordering_key`` are those of `send`.
 
         Raises:
             CallerError: an argument is wrong; nothing was done.

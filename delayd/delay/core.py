@@ -267,6 +267,9 @@ class DelayCore:
             # so do those of another delay server.
             if ColumnId.KEY_END in batch.offsets and ColumnId.ORIGIN_SEQUENCE in batch.offsets:
                 self.asked.endings.taken_names.add(sent_rows(entry, committed.appended_at_ms))
+            # Each message of a schedule comes in such a batch: with a carrier, moved, drained, or to its group again.
+            if ColumnId.ORIGIN_SEQUENCE in batch.offsets and ColumnId.HEADERS_END in batch.offsets:
+                self.asked.endings.overlaps.note(entry, committed.appended_at_ms)
             if ColumnId.TAG_BLOOM in batch.offsets and len(dead_letters(batch)):
                 has_letters = True
         if has_letters:

@@ -282,6 +282,8 @@ class Asked:
         self.endings.records.due = partial(handoff.dispatcher.own, RECORD)
         handoff.dispatcher.on_own |= {RECURRING: self.endings.carriers.come, RECORD: self.endings.records.come}
         handoff.targets.on_restored = self.endings.carriers.restored
+        self.endings.overlaps.dispatcher = handoff.dispatcher
+        handoff.dispatcher.on_ready = self.endings.carriers.targets_changed
         self.endings.drain.draw = around.random_id
         self.endings.drain.when_filed = upkeep.when_filed
         self.quotas = Quotas(

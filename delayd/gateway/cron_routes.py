@@ -82,11 +82,13 @@ class NewSchedule(Recurs, frozen=True, kw_only=True, forbid_unknown_fields=True,
     misfire: Literal["last", "all", "skip"] = "last"
     catchup: Duration | None = None
     catchup_max: Integer = 100
+    overlap: Literal["all", "skip"] = "all"
 
     def options(self) -> dict[str, Any]:
         """The arguments of `Producer.recurring` behind the body."""
         given: dict[str, Any] = {
-            name: getattr(self, name) for name in ("headers", "tags", "ordering_key", "misfire", "catchup_max")
+            name: getattr(self, name)
+            for name in ("headers", "tags", "ordering_key", "misfire", "catchup_max", "overlap")
         }
         given["ttl"] = None if self.ttl is None else duration(self.ttl)
         given["catchup"] = None if self.catchup is None else duration(self.catchup)
@@ -307,6 +309,7 @@ def _shown(info: RecurringInfo) -> Schedule:
         misfire=policy.misfire,
         catchup=_word(policy.catchup),
         catchup_max=policy.catchup_max,
+        overlap=policy.overlap,
         note=info.note,
         next=_text(info.next),
         last=_text(info.last),

@@ -49,7 +49,7 @@ class SkipReason(StrEnum):
     MISSED = "missed"  # It was missed, and the policy is to leave such ones out.
     SUPERSEDED = "superseded"  # A later one ran for all that were missed.
     TOO_MANY = "too_many"  # More than `catchup_max` were missed; this was one of the older ones.
-    OVERLAP = "overlap"  # The message of another occurrence had no outcome yet.
+    OVERLAP = "overlap"  # The message of another occurrence was not acknowledged yet.
     RESTORED = "restored"  # A life may have sent it of which the directory, restored from a copy, does not know.
 
 
@@ -71,7 +71,7 @@ class RunPolicy:
         misfire: of missed occurrences run the ``last`` one, unless a later one is on time; ``all``; or ``skip`` them.
         catchup: do not run one that was missed longer ago; None for no such limit.
         catchup_max: with ``misfire="all"`` run so many at most, the newest ones.
-        overlap: ``all`` run; or ``skip`` an occurrence while the message of the last one is not acknowledged. Of
+        overlap: ``all`` run; or ``skip`` an occurrence while a message of an earlier one is not acknowledged. Of
             several that are decided together the newest one runs.
 
     Raises:
@@ -167,7 +167,7 @@ def decide(
         now_ms: the instant up to which to decide.
         ran: how many have run before, for `max_occurrences`.
         paused: whether the schedule is paused; then all are skipped.
-        busy: whether the message of the last one that ran has no outcome yet, for ``overlap="skip"``.
+        busy: whether a message of an earlier one is not acknowledged yet, for ``overlap="skip"``.
     """
     if not recurrence.left(1, ran):
         return RunDecision((), (), max(decided_ms, now_ms), None)

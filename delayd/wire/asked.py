@@ -306,6 +306,7 @@ class AskedWindow(NamedTuple):
     tag: str = ""  # Only messages with this tag; "": with any, or none.
     content: Content = Content.NONE
     origin: int = 0  # Only later lives of the message with this sequence; 0: all messages.
+    in_flight: bool = False  # Rows that a target may hold are listed, too; only a server asks that itself.
 
     def to_head(self, log_id: int) -> dict[str, HeadValue]:
         """As the head of FIND."""
@@ -328,7 +329,7 @@ class Piece(NamedTuple):
     """What was found, and where the walk goes on; ``place`` is None at its end.
 
     ``accepted_at_ms`` of a row is an instant of its filing hour, which is all that a request about it needs.
-    ``in_flight`` counts rows that a target may hold at this moment; they are not among the rows.
+    ``in_flight`` counts rows that a target may hold at this moment; they are among the rows only if the window says so.
     ``unread`` counts the hours of which something could not be read: rows of them may be missing.
     ``batch`` is a SCHEDULE batch of the rows, when their content was asked for and there are any. With
     `Content.LABELS` its bodies are left out: their lengths are in the column BODY_LEFT_OUT.

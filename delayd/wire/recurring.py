@@ -62,7 +62,7 @@ class RecurringSpec:
 
     Fields:
         recurrence: when.
-        policy: what is made up for after an outage.
+        policy: what is made up for after an outage, and what meets an earlier one.
         subject, body, headers, tags: of each message.
         ttl_ms: how long after its instant a message expires; 0: never.
         ordering_hash: of its ordering key (`delayd.batch.labels.ordering_hash`); 0: none.
@@ -315,12 +315,9 @@ def check_content(spec: RecurringSpec) -> None:
 def _read_spec(packed: bytes) -> RecurringSpec:
     fields = _unpack(packed)
     _need_fields(fields, {"v", "when", "policy", "subject", "body", "headers", "tags", "ttl_ms", "order"})
-    policy = RunPolicy.decoded(_need(fields, "policy", dict))
-    if policy.overlap != "all":
-        raise BadArgument("a delay server does not hear of acknowledgements, so overlap is all")
     spec = RecurringSpec(
         Recurrence.decoded(_need(fields, "when", dict)),
-        policy,
+        RunPolicy.decoded(_need(fields, "policy", dict)),
         _need(fields, "subject", str),
         _need(fields, "body", bytes),
         _need(fields, "headers", dict),

@@ -135,3 +135,55 @@ def test_a_schedule_moves_with_its_server_s_messages_when_that_is_emptied(tmp_pa
             took.until(info.sent, f"all of {name} have come", name)
             assert info.skipped == {}
     took.check_each_once()
+
+
+def test_no_two_occurrences_are_worked_on_at_once_whatever_is_killed(tmp_path: Path) -> None:
+    """A consumer holds one, gives it back with a delay, and acknowledges it; servers are killed in between."""
+    with cluster(tmp_path) as servers:
+        address = servers.meta.address
+        with delayd.Producer(address) as producer, delayd.Consumer(address, "tick", group="g") as consumer:
+
+            def pulled() -> delayd.Message:
+                (message,) = wait_until(lambda: consumer.pull(2, wait=SECOND), "an occurrence comes")
+                return message
+
+            def skips_another() -> delayd.RecurringInfo:
+                before = producer.get_recurring("one")
+                assert before is not None
+                skipped = before.skipped.get("overlap", 0)
+
+                def more() -> delayd.RecurringInfo | None:
+                    now = producer.get_recurring("one")
+                    return now if now is not None and now.skipped.get("overlap", 0) > skipped else None
+
+                after = wait_until(more, "an occurrence is skipped")
+                assert after is not None and after.sent == before.sent
+                return after
+
+            producer.recurring("one", "tick", b"body", every=SECOND, overlap="skip")
+            first = pulled()
+            assert skips_another().sent == 1
+            servers.delay.kill()
+            servers.delay.start()
+            assert skips_another().sent == 1
+            first.nack(delay=4 * SECOND)
+            # It waits at the delay server, which forgets with its life what it has noted.
+            servers.delay.kill()
+            servers.delay.start()
+            assert skips_another().sent == 1
+            servers.realtime.kill()
+            servers.realtime.start()
+            again = pulled()
+            assert (again.occurrence, again.attempt) == (first.occurrence, 2)
+            assert skips_another().sent == 1
+            again.ack()
+            second = pulled()
+            assert second.occurrence != first.occurrence and skips_another().sent == 2
+            second.ack()
+            servers.realtime.kill()
+            logged(servers.delay, "overlap_not_known")
+            servers.realtime.start()
+            pulled().ack()
+            producer.pause_recurring("one", "it is over")
+        servers.delay.terminate()
+        assert audit_directory(str(tmp_path), now_ms=time.time_ns() // 1_000_000).balanced

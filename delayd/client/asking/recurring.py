@@ -22,7 +22,7 @@ from delayd.client.limits import check_body, check_sent_subject, need_text, pack
 from delayd.client.sending.send_options import Key, Tags, check_key, expiry_of, label_of
 from delayd.errors import BadArgument, BadKey, SlowDown
 from delayd.outcome import MessageState
-from delayd.recurrence.deciding import Misfire, RunPolicy
+from delayd.recurrence.deciding import Misfire, Overlap, RunPolicy
 from delayd.recurrence.recurrence import Fold, Gap, Recurrence
 from delayd.wire.asked import CancelAnswer
 from delayd.wire.heads import INT_MAX
@@ -42,7 +42,7 @@ LOOKS_MAX = 20  # A schedule that is read may be moved at the same moment, which
 
 
 class RecurringOptions(TypedDict, total=False):
-    """When a schedule recurs, and what becomes of what was missed; see `Producer.recurring`."""
+    """When a schedule recurs, and what becomes of its occurrences; see `Producer.recurring`."""
 
     cron: str | None
     every: timedelta | None
@@ -59,13 +59,14 @@ class RecurringOptions(TypedDict, total=False):
     misfire: Misfire
     catchup: timedelta | None
     catchup_max: int
+    overlap: Overlap
     headers: GivenHeaders | None
     tags: Tags | None
     ttl: timedelta | None
     ordering_key: Key | None
 
 
-_POLICY = ("misfire", "catchup", "catchup_max")
+_POLICY = ("misfire", "catchup", "catchup_max", "overlap")
 _LABELS = ("headers", "tags", "ttl", "ordering_key")
 
 
@@ -82,7 +83,7 @@ class RecurringInfo:
         ttl: how long after its instant each expires; None: never.
         ordered: whether they have an ordering key, of which only a hash is stored: an edit has to give it again.
         recurrence: when it recurs.
-        policy: what becomes of occurrences that were missed.
+        policy: what becomes of occurrences that were missed, or that meet an earlier one.
         version: 1, and one more with each change; give it as ``if_version``.
         created_at: when it was made.
         changed_at: when its version began.

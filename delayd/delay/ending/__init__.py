@@ -8,6 +8,7 @@ A map, from a request to the outcome of its rows; what became of a row is asked 
     requested           which row stands for each message of a request, and what the caller is told of it
     message_requests    requests from their arrival to their answers, and what one group commit decides
     occurrences         what recurring schedules send and skip, computed from their carriers
+    overlaps            whether a message of a schedule is unacknowledged, here or at a realtime server
     carriers            the rows that stand for recurring schedules: what is due of them, and what callers ask
     records             records of sends that are to happen once, from the instant at which they have done their work
     keyed_sends         batches with keys from their arrival to the verdicts about their rows

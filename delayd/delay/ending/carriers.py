@@ -36,6 +36,7 @@ from delayd.delay.ending.occurrences import (
     check_version,
     first_record,
 )
+from delayd.delay.ending.overlaps import Overlaps
 from delayd.delay.ending.requested import RequestWish, Whole
 from delayd.delay.intake import Intake
 from delayd.delay.keys.owned_slots import OwnedSlots
@@ -49,12 +50,20 @@ from delayd.machine.executor import Done, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import Fence
 from delayd.outcome import MessageState
+from delayd.recurrence.deciding import ON_TIME_MS
 from delayd.wire.asked import AnswerRows, Asked, AskedKeys, RescheduleAnswer, Tries, encode_asked_keys, read_asked_keys
-from delayd.wire.recurring import RecurringRecord, RecurringRequest, RecurringWish
+from delayd.wire.recurring import (
+    SCHEDULES_ASKED_MAX,
+    AskedSchedule,
+    RecurringRecord,
+    RecurringRequest,
+    RecurringWish,
+)
 
 log = logging.getLogger(__name__)
 
-AGAIN_MS = 1_000  # After a decision that could not be stored, or while nothing may be decided.
+AGAIN_MS = 1_000  # After a decision that could not be stored, or while nothing may be decided, or told.
+AGAIN_MS_MAX = 8_000  # What no target tells is asked again after twice as long each time: each try reads the carriers.
 ASIDE_MS = 5_000  # After a carrier could not be decided about, which a drain or an operator ends.
 MAKE_TRIES = 3  # A schedule that is made and deleted again and again by others.
 
@@ -81,7 +90,8 @@ _OVER = (MessageState.PENDING, MessageState.IN_FLIGHT)
 class Carriers:
     """All recurring schedules of this server; belongs to the loop."""
 
-    due: Callable[[], list[Rows]]  # Carriers that are due, in several arrays; set once.
+    due: Callable[[], list[Rows]]  # Carriers that are due, in several arrays; set once, as is the next one.
+    overlaps: Overlaps
 
     def __init__(
         self,
@@ -98,13 +108,17 @@ class Carriers:
         self._intake = intake
         self._requests = requests
         self._ask_by_key = by_key
+        self._unanswered: set[AskedSchedule] = set()  # Schedules that wait because nothing is known of their messages.
+        self._found: list[set[AskedSchedule]] = []  # Those that the decision under way finds; the worker fills them.
+        self._untold_ms = AGAIN_MS  # How long until what no target has told is asked again.
         self.draw: Callable[[], int] = lambda: 0  # A random number of 64 bits.
         self._producer_id = 0  # Of this life's batches with new carriers, once there is one.
         self._sends = 0  # Batches with new carriers.
         self._worker = site.worker
         self._running = False  # Whether a decision is under way, or about to begin.
         self._again = site.alarms.alarm(self.come)
-        self._aside: set[int] = set()  # Carriers that can't be read now, or that another server gets, by sequence.
+        # Carriers that can't be read or decided about now, or that another server gets, by sequence.
+        self._aside: set[int] = set()
         self._unserved: set[int] = set()  # Slots of carriers that this server does not serve.
         self._take_up = site.alarms.alarm(self._try_again)
         self._restored_ms = _read_restored(site)
@@ -149,7 +163,16 @@ class Carriers:
     def _recurs_ahead(self) -> Recurs:
         now_ms = self._clock.now_ms()
         served = self._owned.owned & ~self._owned.leaving
-        return Recurs(now_ms, now_ms + LEAD_MS, self._restored_ms, served, self._unserved)
+        recurs = Recurs(
+            now_ms,
+            now_ms + LEAD_MS,
+            self._restored_ms,
+            self.overlaps.take(),
+            served=served,
+            unserved=self._unserved,
+        )
+        self._found.append(recurs.unanswered)
+        return recurs
 
     def restored(self, at_ms: int) -> None:
         """An operator lets this server go on though its directory was put back from an older copy: what recurred up to
@@ -159,6 +182,8 @@ class Carriers:
 
     def _decided(self, told: AnswerRows | DelaydError) -> None:
         self._running = False
+        self._unanswered.update(*self._found)
+        self._found.clear()
         if isinstance(told, DelaydError):
             log.warning("schedules_not_decided reason=%r", told.message)
             self._again.after(AGAIN_MS)
@@ -168,8 +193,31 @@ class Carriers:
                 self._aside.update(stayed.tolist())
                 self._take_up.after(ASIDE_MS)
                 self._ask_for_slots()
+                self._look_for_overlaps()
             # Others may have fallen due meanwhile.
             self.come()
+
+    def _look_for_overlaps(self) -> None:
+        """Ask whether messages of some schedules are unacknowledged."""
+        if self._unanswered and not self.overlaps.is_looking:
+            asked = sorted(self._unanswered)[:SCHEDULES_ASKED_MAX]
+            self._unanswered.difference_update(asked)
+            self.overlaps.look(asked, self._looked)
+
+    def _looked(self, unknown: int) -> None:
+        if unknown:
+            self._take_up.after(self._untold_ms)
+            self._untold_ms = min(2 * self._untold_ms, AGAIN_MS_MAX)
+        else:
+            self._untold_ms = AGAIN_MS
+        if self.overlaps.known:
+            self._try_again()
+        self._look_for_overlaps()
+
+    def targets_changed(self) -> None:
+        """A target can be asked that could not be asked before, or a subject has one."""
+        if self._untold_ms > AGAIN_MS:
+            self._try_again()
 
     def _ask_for_slots(self) -> None:
         """Ask meta about slots of schedules that came from another delay server."""
@@ -207,7 +255,9 @@ class Carriers:
 
         def change() -> Asks:
             now_ms = self._clock.now_ms()
-            asks[:] = [Asks(request, Recurs(now_ms, now_ms, self._restored_ms))]
+            overlaps = self.overlaps
+            recurs = Recurs(now_ms, now_ms, self._restored_ms, overlaps.known, overlaps.untold(ON_TIME_MS))
+            asks[:] = [Asks(request, recurs)]
             return asks[0]
 
         names = read_asked_keys(encode_asked_keys(AskedKeys(RECURRING, [request.name])))

@@ -22,6 +22,7 @@ from delayd.delay.ending.finder import Answer as OnFound
 from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.keyed_sends import KeyedSends
 from delayd.delay.ending.message_requests import Answer, MessageRequests
+from delayd.delay.ending.overlaps import Overlaps
 from delayd.delay.ending.records import OldRecords
 from delayd.delay.ending.requested import RequestWish, Whole
 from delayd.delay.filing.schedule_log import Sources
@@ -70,6 +71,7 @@ class Endings:
         self.keyed_sends = KeyedSends(site, self.taken_names, self.owned_slots, ledger, intake)
         self._finder = Finder(site, ledger, books.sources, lambda: intake.durable_sequence)
         self.carriers = Carriers(site, books.fence, intake, self.owned_slots, self.requests, self._keyed_requests.ask)
+        self.carriers.overlaps = self.overlaps = Overlaps(site, self._finder, self.requests)
         self.records = OldRecords(site, books.fence, intake, self.requests)
         self.drain = Drain(site, ledger, books.sources, self._finder, self.requests)
         intake.keyed = self.keyed_sends

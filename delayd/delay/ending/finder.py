@@ -324,7 +324,8 @@ class Finder:
         with looking.reply.goes_on():
             ordered = done.result()
             pending, in_flight = self._states(snapshot, ordered)
-            looking.pending.append(ordered.rows.compress(pending))
+            listed = pending | in_flight if looking.window.in_flight else pending
+            looking.pending.append(ordered.rows.compress(listed))
             looking.in_flight += int(np.count_nonzero(in_flight))
             if next_first < len(looking.read.rows):
                 self._look_from(looking, snapshot, next_first)

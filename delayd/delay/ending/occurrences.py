@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol, cast
@@ -49,13 +49,21 @@ from delayd.delay.ending.copies import (
     by_batch,
     numbers_of,
 )
+from delayd.delay.ending.overlaps import Answers
 from delayd.delay.filing.schedule_log import Sources
 from delayd.errors import DelaydError, RecurringConflict, SlowDown
 from delayd.machine.executor import Executor
 from delayd.recurrence.deciding import SkippedRun, SkipReason, decide
 from delayd.recurrence.recurrence import Recurrence
 from delayd.wire.meta import SlotSet
-from delayd.wire.recurring import RUNS_KEPT, RecurringRecord, RecurringRequest, RecurringSpec, RecurringWish
+from delayd.wire.recurring import (
+    RUNS_KEPT,
+    AskedSchedule,
+    RecurringRecord,
+    RecurringRequest,
+    RecurringSpec,
+    RecurringWish,
+)
 
 log = logging.getLogger(__name__)
 
@@ -94,15 +102,21 @@ class Recurs:
         now_ms: the judged instant.
         until_ms: what recurs up to this instant is decided.
         lost_until_ms: what recurs up to this instant may have been sent by a life that this directory does not know.
+        overlaps: which schedules have a message that is unacknowledged, as far as it is known.
+        untold: subjects of which nobody could tell that for so long that what is due is skipped.
         served: the slots of keys that this server serves; None: the caller has looked.
         unserved: slots of schedules that were left alone because this server does not serve them.
+        unanswered: schedules that were left alone because nothing is known of their messages.
     """
 
     now_ms: int
     until_ms: int
     lost_until_ms: int = 0
+    overlaps: Answers = field(default_factory=dict)
+    untold: Set[str] = frozenset()
     served: SlotSet | None = None
     unserved: set[int] = field(default_factory=set)
+    unanswered: set[AskedSchedule] = field(default_factory=set)
 
     def __call__(self, name: bytes, record: RecurringRecord) -> DecidedNow | None:
         """See `Change`."""
@@ -110,18 +124,27 @@ class Recurs:
             # Another server decides about it, now or soon (rule I4).
             self.unserved.add(slot)
             return None
-        return self.decided(record)
+        return self.decided(name, record)
 
-    def decided(self, record: RecurringRecord) -> DecidedNow:
-        """What has come due of a schedule."""
+    def decided(self, name: bytes, record: RecurringRecord) -> DecidedNow | None:
+        """What has come due of a schedule; None: one of its messages may be unacknowledged, and it is `unanswered`."""
         spec, skips = record.spec, list[SkippedRun]()
         skipped = Counter(record.skipped)
         if self.lost_until_ms > record.decided_ms and (lost := _lost(spec.recurrence, record.decided_ms, self)):
             skips.append(lost)
             record = replace(record, decided_ms=self.lost_until_ms)
-        decided = decide(
-            spec.recurrence, spec.policy, record.decided_ms, self.until_ms, ran=record.sent, paused=record.paused
+        # What somebody does up to the instant of an occurrence counts, so it is not decided ahead.
+        until_ms = self.until_ms if spec.policy.overlap == "all" else self.now_ms
+        decide_now = partial(
+            decide, spec.recurrence, spec.policy, record.decided_ms, until_ms, ran=record.sent, paused=record.paused
         )
+        decided = decide_now()
+        if decided.run and spec.policy.overlap == "skip":
+            schedule = AskedSchedule(spec.subject, name.decode())
+            if schedule not in self.overlaps and spec.subject not in self.untold:
+                self.unanswered.add(schedule)
+                return None
+            decided = decide_now(busy=self.overlaps.get(schedule, True))
         # The rest is decided at once afterwards, from the last one that is sent now on.
         sent = decided.run[: max(1, COPY_BYTES // (ROW_BYTES + len(spec.body)))]
         decided_ms = decided.decided_ms if len(sent) == len(decided.run) else sent[-1]
@@ -175,7 +198,8 @@ class Asks:
 
         Raises:
             RecurringConflict: the schedule has another version than the caller has seen.
-            SlowDown: more was missed than fits into one decision. The change would take the place of the rest.
+            SlowDown: more was missed than fits into one decision, and the change would take the place of the rest. Or
+                it is not known yet whether a message is unacknowledged.
         """
         self.told = record
         request, now_ms = self._request, self._recurs.now_ms
@@ -183,7 +207,9 @@ class Asks:
         if self.is_done:
             return None
         check_version(request, record)
-        decided = self._recurs.decided(record)
+        decided = self._recurs.decided(name, record)
+        if decided is None:
+            raise SlowDown(f"whether a message of {name.decode()!r} is unacknowledged is being asked; ask again")
         record = decided.record
         if record.decided_ms < now_ms:
             raise SlowDown(f"occurrences that {name.decode()!r} missed are being sent at this moment; ask again")
@@ -247,7 +273,8 @@ def carrier_due_ms(record: RecurringRecord, now_ms: int) -> int:
     if record.paused or not record.spec.recurrence.left(1, record.sent):
         return look_ms
     next_ms = record.spec.recurrence.next_after(record.decided_ms)
-    return look_ms if next_ms is None else min(look_ms, next_ms - LEAD_MS)
+    lead_ms = LEAD_MS if record.spec.policy.overlap == "all" else 0
+    return look_ms if next_ms is None else min(look_ms, next_ms - lead_ms)
 
 
 class Row(NamedTuple):

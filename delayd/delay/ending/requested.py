@@ -349,7 +349,8 @@ class Requested:
             for name, column in asked._asdict().items():
                 told[_COLUMN_OF[name]][moved] = column.compress(moved)
             told["answer"] = _MOVE_ANSWERS.take(told["state"])
-            moved |= (told["state"] == MessageState.PENDING) & (asked.deliver_at_ms == self.moves_to_ms)
+            if self.rewrites is None:
+                moved |= (told["state"] == MessageState.PENDING) & (asked.deliver_at_ms == self.moves_to_ms)
             told["answer"][moved] = RescheduleAnswer.MOVED
         return told
 

@@ -103,6 +103,7 @@ class Dispatcher:
         self._trusted = False
         # Called when rows of such a subject have fallen due.
         self.on_own: dict[bytes, Callable[[], None]] = dict.fromkeys(OWN_SUBJECTS, _nobody_decides)
+        self.on_ready: Callable[[], None] = _nobody_waits  # Called when a target can be asked something, or may be.
         for target in sorted(set(notes.targets.values())):
             self._link(target)
 
@@ -176,6 +177,14 @@ class Dispatcher:
         """Whether a move is not noted durably yet, or an answer that meta gave before the move may still arrive."""
         return subject in self._moving or subject in self._asked
 
+    def link_of(self, subject: bytes) -> Link | None:
+        """The link of a subject's target. While that is not known, meta is asked for it, and `on_ready` tells."""
+        if subject not in self.targets:
+            self._subjects.number(subject)
+            self._route_new_subjects()
+            return None
+        return self._link(self.targets[subject])
+
     def free(self, target: int) -> None:
         """All rows that may be at a lost target are decided: ask for other targets of its subjects."""
         self._route_new_subjects()
@@ -242,6 +251,7 @@ class Dispatcher:
                 self.free(target)
             else:
                 self._link(target).pump()
+        self.on_ready()
 
     def _note(self, subject: bytes, target: int) -> None:
         self._asked.discard(subject)
@@ -437,16 +447,24 @@ class Dispatcher:
     def _may_ask(self, subject: bytes) -> bool:
         return subject not in self._asked and subject not in self.withheld and subject not in OWN_SUBJECTS
 
+    def _has_become_ready(self) -> None:
+        self.on_ready()
+
     def _link(self, target: int) -> Link:
         link = self.links.get(target)
         if link is None:
             link = self.links[target] = self._new_link(target)
+            link.on_ready = self._has_become_ready
             link.endpoint = self._places.get(target)
             if target in self._lost:
                 link.lose()
             self._index_of[target] = len(self._order)
             self._order.append(link)
         return link
+
+
+def _nobody_waits() -> None:
+    """Until the part that asks targets is made."""
 
 
 def _nobody_decides() -> None:

@@ -24,7 +24,7 @@ from delayd.batch.sequences import NO_SEQUENCES, Sequences, among
 from delayd.delay.handoff.sender import Sender, SenderTerms
 from delayd.delay.handoff.target_words import Refusers
 from delayd.delay.handoff.window import MayHaveLeft, SentBatch
-from delayd.delay.handoff.wire import WatchedWire, Wire
+from delayd.delay.handoff.wire import OnAnswer, WatchedWire, Wire
 from delayd.delay.intake import Intake
 from delayd.delay.ledger.ledger import Ledger
 from delayd.delay.rows import Rows
@@ -45,7 +45,7 @@ from delayd.log.hour import NewPart
 from delayd.machine.alarms import DAMAGED_AGAIN_MS
 from delayd.machine.operating import LogLimit, Wait, WaitKind, counted
 from delayd.outcome import Outcome
-from delayd.wire.frame import MORE, Frame, HeadValue
+from delayd.wire.frame import MORE, Frame, Head, HeadValue
 from delayd.wire.heads import (
     WINDOW_MOST,
     WINDOW_ROW_BYTES,
@@ -142,6 +142,8 @@ class Link:
         self._away = ""  # Why the target is away, as the log said it; a state that lasts is logged once.
         self._session = 0
         self._lost_epoch: int | None = None  # The life of the target that may have lost offers, as it said last.
+        self.on_ready: Callable[[], None] = _nothing
+        self._asked: list[OnAnswer] = []  # Those who wait for an answer of the target.
         self._retry_ms = RETRY_MS
         self._dial_again = shared.alarms.alarm(self.pump)  # While it is on, the target is not dialled.
         self._answer: list[Frame] = []
@@ -210,6 +212,25 @@ class Link:
             self._session += 1
             session = self._session
             self._dial(self.endpoint, partial(self._connected, session), partial(self._lost, session))
+
+    def ask(self, request: RequestType, head: Head, answer: OnAnswer) -> None:
+        """Ask the target something; ``answer`` is called once, with NotReady when the link is not ready or its session
+        ends.
+        """
+        if self.phase is not Phase.READY or self._wire is None:
+            answer(self._not_ready())
+            return
+        self._asked.append(answer)
+        self._wire.call(request, head, (), partial(self._told, answer))
+
+    def _told(self, answer: OnAnswer, told: Frame | DelaydError) -> None:
+        # The end of a session has told everybody who waited for an answer.
+        if answer in self._asked:
+            self._asked.remove(answer)
+            answer(told)
+
+    def _not_ready(self) -> NotReady:
+        return NotReady(f"realtime server {self.target:016x} can't be asked: {self.holds_up}")
 
     def _silent(self, session: int) -> None:
         silence = f"no sign of life for {self._silence_ms_max} ms, though something was asked"
@@ -328,6 +349,9 @@ class Link:
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
+        asked, self._asked = self._asked, []
+        for answer in asked:
+            answer(self._not_ready())
 
     def _greeted(self, session: int, answer: Frame | DelaydError) -> None:
         if session != self._session or self.phase is not Phase.ASKED:
@@ -504,6 +528,7 @@ class Link:
         self._retry_ms, self._away = RETRY_MS, ""
         self.phase = Phase.READY
         self.pump()
+        self.on_ready()
 
 
 def _read_window(frame: Frame) -> list[InDoubt]:
@@ -526,7 +551,7 @@ def _read_window(frame: Frame) -> list[InDoubt]:
 
 
 def _nothing() -> None:
-    """The callback after the whole answer waits for these outcomes too."""
+    """Nobody waits: the callback after the whole answer of a target waits for its outcomes, too."""
 
 
 def _nobody_waits(refused: DelaydError | None) -> None:

@@ -86,6 +86,7 @@ class SchedulePages:
             ("state", _state(info)),
             ("sent", info.sent),
             ("last", NONE if info.last is None else when(instant_ms(info.last, "last"), now_ms)),
+            *([("one at a time", "yes")] if info.policy.overlap == "skip" else []),
             *((f"skipped: {reason}", count) for reason, count in info.skipped.items()),
             ("tags", ", ".join(info.tags) or NONE),
             ("version", info.version),

@@ -174,3 +174,63 @@ def test_callers_who_make_and_change_one_schedule_at_once_agree(broker: InMemory
 
     made = Counter(asyncio.run(all_at_once()))
     assert made.pop(None) == 7 and list(made.values()) == [1]
+
+
+class Watched:
+    """A schedule of each hour of which no two are to be worked on at once, and a group that works on them."""
+
+    def __init__(self, broker: InMemoryBroker, producer: delayd.Producer, consumer: delayd.Consumer) -> None:
+        self.broker, self.producer, self.consumer = broker, producer, consumer
+
+    def hours(self, count: int) -> tuple[int, int]:
+        """Let hours pass; how many occurrences have been sent by then, and how many skipped."""
+        self.broker.clock.advance(count * HOUR)
+        info = self.producer.get_recurring("name")
+        assert info is not None and info.skipped.keys() <= {"overlap"}
+        return info.sent, info.skipped.get("overlap", 0)
+
+    def pull(self) -> delayd.Message:
+        (message,) = self.consumer.pull(wait=timedelta(0))
+        return message
+
+
+@pytest.fixture
+def watched(broker: InMemoryBroker, producer: delayd.Producer) -> Iterator[Watched]:
+    with broker.consumer("s", "g") as consumer:
+        producer.recurring("name", "s", b"x", every=HOUR, overlap="skip")
+        yield Watched(broker, producer, consumer)
+
+
+def test_an_occurrence_is_skipped_while_an_earlier_one_is_not_acknowledged(watched: Watched) -> None:
+    assert watched.hours(1) == (1, 0)
+    message = watched.pull()
+    assert watched.hours(3) == (1, 3)
+    assert watched.pull().occurrence == message.occurrence
+    watched.broker.clock.advance(timedelta(minutes=59))
+    watched.pull().ack()
+    assert watched.hours(1) == (2, 3)
+    assert watched.pull().occurrence == START + 5 * HOUR
+
+
+def test_a_message_that_comes_again_is_not_acknowledged(watched: Watched) -> None:
+    watched.hours(1)
+    watched.pull().nack(delay=timedelta(minutes=150))
+    assert watched.hours(2) == (1, 2)
+    watched.hours(1)
+    watched.pull().ack()
+    assert watched.hours(1) == (2, 3)
+
+
+def test_a_dead_letter_is_done_and_a_message_without_a_group_is_not(watched: Watched) -> None:
+    watched.producer.recurring("name", "s", b"x", every=HOUR, overlap="skip")
+    watched.hours(1)
+    watched.pull().reject("it is wrong")
+    assert watched.hours(1) == (2, 0)
+    # What a caller runs at once counts, too.
+    watched.pull().ack()
+    watched.producer.run_recurring("name")
+    assert watched.hours(2) == (2, 2)
+    watched.producer.recurring("other", "nobody", b"x", every=HOUR, overlap="skip")
+    watched.hours(3)
+    other = watched.producer.get_recurring("other")
+    assert other is not None and (other.sent, other.skipped) == (1, {"overlap": 2})

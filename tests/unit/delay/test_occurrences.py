@@ -43,7 +43,8 @@ def test_a_change_waits_until_all_that_was_missed_is_sent(request_: RecurringReq
         except SlowDown as error:
             assert error.retry_after_ms > 0 and "report" in error.message
         refused += 1
-        part = Recurs(now_ms, now_ms).decided(record)
+        part = Recurs(now_ms, now_ms).decided(NAME, record)
+        assert part is not None
         record = part.record
         sent += part.sent
     assert decided is not None and refused >= 3
