@@ -13,6 +13,7 @@ import logging
 
 from starlette.requests import Request
 
+from delayd.batch.names import RECURRING_SUBJECT
 from delayd.client.asking import ask
 from delayd.client.asking.tokens import token_page
 from delayd.errors import BadToken, DelaydError, NotAllowed, NotReady
@@ -55,6 +56,15 @@ RIGHTS = {
     ("GET", "/v1/groups"): Right.INSPECT,
     ("GET", "/v1/quotas"): Right.INSPECT,
     ("GET", "/metrics"): Right.INSPECT,
+    ("GET", "/v1/cron"): Right.INSPECT,
+    ("GET", "/v1/cron/{name}"): Right.INSPECT,
+    ("GET", "/v1/cron/{name}/next"): Right.INSPECT,
+    ("PUT", "/v1/cron/{name}"): Right.SEND,
+    ("DELETE", "/v1/cron/{name}"): Right.CANCEL,
+    ("POST", "/v1/cron/{name}/pause"): Right.SEND,
+    ("POST", "/v1/cron/{name}/resume"): Right.SEND,
+    ("POST", "/v1/cron/{name}/run"): Right.SEND,
+    ("POST", "/v1/recurrence/next"): Right.ANY,
 }
 # A lease is 256 random bits that only who has pulled was told.
 LEASES = ("/v1/leases/ack", "/v1/leases/nack", "/v1/leases/reject", "/v1/leases/extend")
@@ -194,7 +204,10 @@ class Callers:
         entry.meter.take(int(size) if size.isdigit() else 0)
         if path in LEASES:
             rights, subject = (Right.CONSUME,), ""
+        elif path.startswith("/v1/cron") and Right.SEND not in rights:
+            subject = RECURRING_SUBJECT
         else:
+            # A schedule has its name in the whole cluster, so who changes one may change that of any subject.
             subject = part(request, "subject") if "subject" in request.path_params else ">"
         request.scope[TOKEN] = entry.name
         for right in rights:

@@ -199,6 +199,20 @@ def test_a_gateway_asks_its_callers_for_the_same_tokens(cluster: Cluster, tmp_pa
         assert status("GET", "/metrics", shown=mine) == 403
         assert status("GET", "/v1/push", shown=mine) == 403
         assert status("GET", "/healthz") == status("GET", "/readyz") == 200
+        # A schedule needs what the servers ask of it: its name is one in the whole cluster.
+        plan = b'{"subject": "orders.eu", "body": "", "every": "1h"}'
+        assert status("POST", "/v1/recurrence/next", b'{"every": "1h"}', shown=mine) == 200
+        assert status("PUT", "/v1/cron/mine", plan, shown=mine) == 403
+        planner = f"Bearer {cluster.token('planner', 'send:>')}"
+        wait_until(lambda: status("PUT", "/v1/cron/mine", plan, shown=planner) == 200, "it may send to all subjects")
+        assert [status("POST", f"/v1/cron/mine/{word}", shown=planner) for word in ("pause", "resume")] == [200, 200]
+        assert [status(method, "/v1/cron/mine", shown=planner) for method in ("GET", "DELETE")] == [403, 403]
+        keeper = f"Bearer {cluster.token('keeper', 'inspect:%cron', 'cancel:%cron')}"
+        wait_until(lambda: status("GET", "/v1/cron/mine/next", shown=keeper) == 200, "it may see schedules")
+        assert status("GET", "/v1/cron", shown=keeper) == 200 and status("PUT", "/v1/cron/x", plan, shown=keeper) == 403
+        assert status("DELETE", "/v1/cron/mine", shown=keeper) == 200
+        for word in ("trace", "forecast"):
+            assert status("GET", f"/v1/subjects/orders.eu/{word}", shown=mine) == 403
         cluster.operator("token", "revoke", "web", "--yes")
         wait_until(
             lambda: status("POST", f"{path}?delay=10ms", b"x", shown=mine) == 401, "the revoked token is refused"
