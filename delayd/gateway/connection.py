@@ -17,6 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from delayd.errors import DelaydError, TlsRequired
 from delayd.gateway.problems import MEDIA_TYPE, Refusal, problem
 
 IDLE_S = 75.0  # Proxies keep connections for a minute, and should not find them closed.
@@ -32,6 +33,8 @@ SLOW_HEAD = Refusal(408, "frame_overdue", f"the head of a request was not there 
 SLOW_BODY = Refusal(408, "frame_overdue", f"nothing of the body came for {SILENT_S:g} s; what was whole is sent")
 LONG_HEAD = Refusal(431, "head_too_large", f"the head of a request has more than {HEAD_BYTES_MAX} bytes")
 NO_HTTP = Refusal(400, "bad_request", "this is no request of HTTP/1.1")
+NO_TLS = Refusal(400, TlsRequired.code, "this port speaks HTTPS; write https:// in front of its address")
+READ_BYTES = 256 << 10
 _PHRASES = {
     400: b"Bad Request",
     408: b"Request Timeout",
@@ -165,6 +168,29 @@ class HttpConnection(HttpToolsProtocol):
             lines += [f"{name.lower()}: {value}".encode() for name, value in refusal.headers.items()]
             self.transport.write(b"\r\n".join([*lines, b"", body]))
         self.transport.close()
+
+
+class HttpsConnection(HttpConnection, asyncio.BufferedProtocol):
+    """The same over TLS: it is given what was decrypted, and tells a caller without TLS so, in the clear."""
+
+    _room = memoryview(bytearray(READ_BYTES))  # Of all connections: what was read is given on at once.
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio."""
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio."""
+        self.data_received(bytes(self._room[:nbytes]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio; it also comes when no handshake was made, so that there was no connection."""
+        if self in self.connections:
+            super().connection_lost(exc)
+
+    def refuse(self, error: DelaydError) -> None:
+        """The caller has no TLS."""
+        self._refuse(NO_TLS)
 
 
 def cycle_of(send: Send) -> RequestResponseCycle:

@@ -105,7 +105,7 @@ class Keeper:
         finally:
             turn.end.set_result(None)
             for key in group.keys:
-                if self._ends[key] is turn.end:
+                if self._ends.get(key) is turn.end:
                     del self._ends[key]
 
     async def _send_columns(

@@ -14,8 +14,8 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -25,7 +25,7 @@ from delayd.client.asking import ask
 from delayd.errors import BadSetting
 from delayd.gateway.app import Gateway, app_of
 from delayd.gateway.callers import Callers
-from delayd.gateway.connection import HttpConnection, Lobby, look_after
+from delayd.gateway.connection import HttpConnection, HttpsConnection, Lobby, look_after
 from delayd.gateway.push import Push
 from delayd.net.budget import connections_max, raise_file_limit
 from delayd.net.program import QuietCollector, configure_logging
@@ -93,10 +93,14 @@ def serve(
     # What it says of each stop and start is said here, and callers fill no log with what they get wrong.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     raise_file_limit()
-    listening = _listen(host, port)
+    listening, lobby = _listen(host, port), Lobby(connections_max())
+
+    def accepted(**given: Any) -> asyncio.BaseProtocol:
+        return HttpConnection(lobby, **given) if gate is None else gate.accept(HttpsConnection(lobby, **given))
+
     config = uvicorn.Config(
         app_of(gateway),
-        http=partial(HttpConnection, Lobby(connections_max())),  # type: ignore[arg-type]
+        http=accepted,  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
@@ -108,17 +112,15 @@ def serve(
     )
 
     server = _Server(config, listening, gateway, role, exit_with_stdin=exit_with_stdin)
-    if gate is not None:
-        config.load()
-        config.ssl = gate.context()
 
     async def main() -> None:
         looks = None if gate is None else Ticks(asyncio.get_running_loop(), LOOK_S, gate.look)
         try:
             await server.serve([listening])
         finally:
-            if looks is not None:
+            if looks is not None and gate is not None:
                 looks.close()
+                gate.close()
 
     uvloop.run(main())
     return 0

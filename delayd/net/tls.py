@@ -185,9 +185,11 @@ class TlsEnd(asyncio.Transport, asyncio.BufferedProtocol, Generic[P]):
             self._line.set_write_buffer_limits(high, low)
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        """As of the socket, and `CHANNEL`."""
+        """As of the socket; also `CHANNEL`, and the ``sslcontext`` by which others tell that it is encrypted."""
         if name == CHANNEL:
             return self._channel
+        if name == "sslcontext" and self._open:
+            return self._context
         return default if self._line is None else self._line.get_extra_info(name, default)
 
     def is_reading(self) -> bool:
@@ -381,16 +383,6 @@ class TlsGate:
             log.error("tls_unreadable path=%s reason=%r", self._tls.cert, error.message)
         else:
             log.info("tls_changed path=%s", self._tls.cert)
-
-    def context(self) -> ssl.SSLContext:
-        """For a server that makes its own connections: each gets the certificate that the files have then."""
-        own = _identity(self._tls).context
-
-        def chosen(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
-            connection.context = self._identity.context
-
-        own.sni_callback = chosen  # It is called for clients that name no server, too.
-        return own
 
     def close(self) -> None:
         """End the connections whose handshake is under way."""

@@ -119,6 +119,20 @@ def test_a_gateway_serves_https_and_takes_a_new_certificate_without_a_restart(
 
     with gateway_of(f"delayds://{servers.meta}?ca={authority.ca}", tmp_path, *options) as gateway:
         first = shown(gateway.port)
+        # What is longer than all buffers goes both ways, while neither side waits for the other.
+        line = http.client.HTTPSConnection("127.0.0.1", gateway.port, timeout=DEADLINE_S, context=trusting)
+        body = b'{"body":"%s","delay":"1h"}\n' % (b"x" * 1_000) * 8_000
+        line.request("POST", "/v1/subjects/long/messages", body, {"content-type": "application/x-ndjson"})
+        assert line.getresponse().read().count(b'"sequence"') == 8_000
+        line.request("GET", "/v1/subjects/long/messages?contents=true")
+        assert line.getresponse().read().count(b'"body"') == 8_000
+        line.close()
+        clear = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=DEADLINE_S)
+        clear.request("POST", "/v1/subjects/clear/messages?delay=1h", b"x")
+        answer = clear.getresponse()
+        assert answer.status == 400 and "write https://" in answer.read().decode()
+        clear.close()
+        assert " ERROR " not in gateway.log
         Path(own.cert).write_text("no certificate")
         wait_until(lambda: "tls_unreadable" in gateway.log, "the broken one is refused")
         assert shown(gateway.port) == first
