@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -51,7 +51,7 @@ from delayd.secret import Secret
 from .hour_commands import EVERY_HOUR, HourRange, HourSteps, all_damage_named, hour_of_name, hours_options
 from .listing import Cell, Column, ColumnKind, columns, progress, show
 from .main import NOT_BALANCED, OK, USAGE, Programs
-from .page_file import PageFile, is_picture
+from .page_file import PageFile, ReportFiles, is_picture, report_files
 from .shared_options import (
     Command,
     Shown,
@@ -128,9 +128,10 @@ _TERMS = (
         "--report",
         "page_path",
         type=click.Path(),
-        metavar="FILE",
+        metavar="FILE|FOLDER",
         callback=_page_path,
-        help="Write the audit also as a page of HTML, to be shown, printed and signed; FILE.png is a picture.",
+        help="Write the audit also as a page of HTML, to be shown, printed and signed; FILE.png is a picture. A FOLDER"
+        " gets the page and the figures under a new name.",
     ),
     click.option("--groups", is_flag=True, help="Show also what became of messages in groups of consumers."),
     secret_option,
@@ -282,7 +283,8 @@ def audit(
 
     --report writes a page for people: the verdict first, findings by cause, charts, seals, and a line for a signature.
     It needs nothing but a browser, and a file of that name is replaced. A FILE.png is one picture of its first part and
-    its charts, and needs `pip install 'delayd[report]'`.
+    its charts, and needs `pip install 'delayd[report]'`. A FOLDER gets each audit's page and figures (JSON) under a new
+    name; `delayd gateway --audits FOLDER` shows them in the console.
 
     With --proved each sealed hour is read once: it is left out while its seal stays the one with which it was proved.
     Whoever changes files of such an hour afterwards is found by an audit without --proved.
@@ -316,8 +318,8 @@ def audit(
         raise BadArgument("--accept and --groups need a data directory; an archive has neither notes nor groups")
     directories, known = places.directories, places.known()
     proved = {} if proved_path is None else read_proved(proved_path)
-    with PageFile(page_path) as page, PageFile(proved_path) as proved_file:
-        damage = _damage_on(page, places.paths)
+    with report_files(page_path) as files, PageFile(proved_path) as proved_file:
+        damage = _damage_on(files, places.paths, hours)
         with damage as named, all_damage_named(directories, named), progress("hours", None) as advance:
             report = audit_fleet(
                 places.paths,
@@ -328,13 +330,13 @@ def audit(
                 findings_limit=findings_limit,
                 progress=HourSteps(advance),
                 # Whoever asks for some hours waits for no more than these.
-                consumption=groups or page.is_wanted or hours == EVERY_HOUR,
+                consumption=groups or files.page.is_wanted or hours == EVERY_HOUR,
                 proved=proved,
             )
         report = with_absent(report, known)
         told = judged(report, secret_file, places.home)
-        code = show_report(report, form, told, groups=groups)
-        _write_page(page, report, told, hours)
+        code = show_report(report, form, told, groups=groups, chosen=_chosen(hours))
+        _write_report(files, report, told, hours)
         _write_proved(proved_file, report, proved)
     if directories and report.total.unproven and all(life.role != Role.REALTIME for life in report.lives):
         sys.stdout.flush()
@@ -382,34 +384,35 @@ def spark_audit(
     """
     known = places.known()
     proved = {} if proved_path is None else read_proved(proved_path)
-    with PageFile(page_path) as page, PageFile(proved_path) as proved_file:
+    with report_files(page_path) as files, PageFile(proved_path) as proved_file:
         limits = {"late_ms_limit": late_limit // _MS, "lost_grace_ms": grace // _MS, "findings_limit": findings_limit}
-        with _damage_on(page, places.paths):
+        with _damage_on(files, places.paths, hours):
             report = programs.spark_audit(*places.paths, hours=hours, proved=proved, **limits)
         report = with_absent(report, known)
         told = judged(report, secret_file, places.home)
-        code = show_report(report, form, told, groups=groups)
-        _write_page(page, report, told, hours)
+        code = show_report(report, form, told, groups=groups, chosen=_chosen(hours))
+        _write_report(files, report, told, hours)
         _write_proved(proved_file, report, proved)
     return code
 
 
 @contextmanager
-def _damage_on(page: PageFile, places: Sequence[str]) -> Iterator[list[str]]:
+def _damage_on(files: ReportFiles, places: Sequence[str], hours: HourRange) -> Iterator[list[str]]:
     """Write a page when the block ends with damage: else one of an earlier audit would be taken for this one's."""
     named: list[str] = []
     try:
         yield named
     except DataError as error:
-        words = places, time.time_ns() // 1_000_000, named or [error.message]
-        if page.is_picture:
+        read_at_ms, damage = time.time_ns() // 1_000_000, named or [error.message]
+        if files.page.is_picture:
             from delayd.reading.report.picture import damage_picture
 
-            page.write(damage_picture(*words))
-        elif page.is_wanted:
+            files.page.write(damage_picture(places, read_at_ms, damage))
+        elif files.page.is_wanted:
             from delayd.reading.report.page import damage_page
 
-            page.write(damage_page(*words).encode())
+            files.page.write(damage_page(places, read_at_ms, damage).encode())
+        _write_figures(files, {**_head_as_json(places, read_at_ms, "damaged", _chosen(hours)), "damage": damage})
         raise
 
 
@@ -418,16 +421,24 @@ def _write_proved(file: PageFile, report: AuditReport, before: ProvedHours) -> N
         file.write(encode_proved({**before, **proved_hours(report)}).encode())
 
 
-def _write_page(page: PageFile, report: AuditReport, told: AcceptanceWorth, hours: HourRange) -> None:
+def _write_report(files: ReportFiles, report: AuditReport, told: AcceptanceWorth, hours: HourRange) -> None:
     # Both take long to load, which an audit without a page does not need.
-    if page.is_picture:
+    if files.page.is_picture:
         from delayd.reading.report.picture import audit_picture
 
-        page.write(audit_picture(report, told.found, chosen=_chosen(hours)))
-    elif page.is_wanted:
+        files.page.write(audit_picture(report, told.found, chosen=_chosen(hours)))
+    elif files.page.is_wanted:
         from delayd.reading.report.page import audit_page
 
-        page.write(audit_page(report, told.found, chosen=_chosen(hours)).encode())
+        files.page.write(audit_page(report, told.found, chosen=_chosen(hours)).encode())
+    _write_figures(files, _as_json(report, told, _chosen(hours)))
+
+
+def _write_figures(files: ReportFiles, figures: Mapping[str, object]) -> None:
+    if files.figures.is_wanted:
+        files.figures.write(json.dumps(figures, indent=2).encode())
+        sys.stdout.flush()
+        click.echo(f"delayd: the audit is kept as {files.page.path}, and its figures beside it", err=True)
 
 
 def _chosen(hours: HourRange) -> str:
@@ -435,10 +446,10 @@ def _chosen(hours: HourRange) -> str:
     return " ".join(f"{word} {hour_name(hour)}" for word, hour in bounds if hour is not None) or "every hour"
 
 
-def show_report(report: AuditReport, form: str, told: AcceptanceWorth = NOTHING_TOLD, *, groups: bool = False) -> int:
+def show_report(report: AuditReport, form: str, told: AcceptanceWorth, *, groups: bool, chosen: str) -> int:
     """Write a report to stdout, and what operators have accepted of it; returns the exit code."""
     if form == "json":
-        click.echo(json.dumps({**_as_json(report), "acceptances": told.as_json}, indent=2))
+        click.echo(json.dumps(_as_json(report, told, chosen), indent=2))
     else:
         hours = [_hour_row(summary) for summary in report.hours]
         if form == "table" and len(hours) > 1:
@@ -537,18 +548,27 @@ def _with_instant(finding: dict[str, Cell]) -> dict[str, Cell]:
     return {**finding, "deliver_at": instant_text(at_ms) if finding["sequence"] and isinstance(at_ms, int) else None}
 
 
-def _as_json(report: AuditReport) -> dict[str, object]:
+def _head_as_json(places: Sequence[str], read_at_ms: int, verdict: str, chosen: str) -> dict[str, object]:
+    return {
+        "data": " ".join(places),
+        "places": list(places),
+        "read_at_ms": read_at_ms,
+        "read_at": instant_text(read_at_ms),
+        "chosen": chosen,
+        "balanced": verdict == "balanced",
+        "verdict": verdict,
+    }
+
+
+def _as_json(report: AuditReport, told: AcceptanceWorth, chosen: str) -> dict[str, object]:
     names = [column.name for column in HOUR_COLUMNS]
     finding_names = [column.name for column in FINDING_COLUMNS]
     group_names = [column.name for column in GROUP_COLUMNS]
     total = dict(zip(names, _hour_row(report.total), strict=True))
     del total["hour"], total["delay_log_id"]
+    verdict = "balanced" if report.balanced else "accepted" if report.is_accepted(told.found) else "not_balanced"
     return {
-        "data": report.data,
-        "places": list(report.places),
-        "read_at_ms": report.read_at_ms,
-        "read_at": instant_text(report.read_at_ms),
-        "balanced": report.balanced,
+        **_head_as_json(report.places, report.read_at_ms, verdict, chosen),
         "total": total,
         "hours": [dict(zip(names, _hour_row(summary), strict=True)) for summary in report.hours],
         "subjects": _subjects_as_json(report.total.subjects),
@@ -594,6 +614,17 @@ def _as_json(report: AuditReport) -> dict[str, object]:
             }
             for life in report.missed
         ],
+        "servers": [
+            {
+                "role": life.role,
+                "log_id": f"{life.log_id:016x}",
+                "state": life.state.value,
+                "place": report.directory_of(life.log_id),
+            }
+            for life in report.lives
+        ],
+        "remarks": list(report.remarks),
+        "acceptances": told.as_json,
     }
 
 

@@ -1,6 +1,11 @@
-"""``delayd gateway`` and ``delayd dev``: HTTP for programs without a client of delayd, and for their tests."""
+"""``delayd gateway`` and ``delayd dev``: HTTP for programs without a client of delayd, and for their tests.
+
+Invariant: an option that `delayd up` hands on to its gateway is written once, here.
+"""
 
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import click
 
@@ -10,48 +15,103 @@ from delayd.errors import BadSetting
 from delayd.secret import SECRET_FILE
 
 from .main import Programs
-from .shared_options import Command, meta_option, secret_data_option, secret_of, secret_option
+from .shared_options import Command, Decorator, bundle, meta_option, secret_data_option, secret_of, secret_option
 from .times import instant
 
-_host = click.option(
+
+class GatewayOption(NamedTuple):
+    """An option of `delayd gateway` that `delayd up` has, too, behind ``--gateway-``."""
+
+    word: str
+    terms: Mapping[str, Any]  # What `click.option` takes.
+
+    def own(self) -> Decorator:
+        """The option of a command that serves HTTP itself."""
+        return click.option(self.word, **self.terms)
+
+    def handed_on(self, default: str | None = None) -> Decorator:
+        """The option of a command that hands it on; ``default``: what the help calls it when it is left out."""
+        shown = default or self.terms.get("default")
+        terms = {**self.terms, "default": None, "show_default": False}
+        if shown is not None:
+            terms["help"] += f"  [default: {shown}]"
+        return click.option(self.word.replace("--", "--gateway-"), **terms)
+
+
+_HOST = GatewayOption(
     "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="HOST",
-    help="Address to listen on; the default lets no other machine in.",
+    {
+        "default": "127.0.0.1",
+        "show_default": True,
+        "metavar": "HOST",
+        "help": "Address to listen on with HTTP; the default lets no other machine in.",
+    },
 )
-_port = click.option(
+_PORT = GatewayOption(
     "--port",
-    type=click.IntRange(0, PORT_MAX),
-    default=GATEWAY_PORT,
-    show_default=True,
-    metavar="PORT",
-    help="Port to listen on; 0 takes a free one, which the ready line names.",
+    {
+        "type": click.IntRange(0, PORT_MAX),
+        "default": GATEWAY_PORT,
+        "show_default": True,
+        "metavar": "PORT",
+        "help": "Port to listen on with HTTP; 0 takes a free one, which the ready line names.",
+    },
 )
-_names = click.option(
-    "--name", "names", multiple=True, metavar="HOST", help="A name by which clients ask it; may be repeated."
+_NAME = GatewayOption(
+    "--name",
+    {"multiple": True, "metavar": "HOST", "help": "A name by which clients of HTTP ask it; may be repeated."},
+)
+_ALLOW_PRIVATE = GatewayOption(
+    "--allow-private",
+    {"is_flag": True, "help": "Let push targets be on this machine and in private networks, too."},
+)
+_AUDITS = GatewayOption(
+    "--audits",
+    {"metavar": "FOLDER", "help": "Show the audits of this folder in the console: `delayd audit --report FOLDER`."},
 )
 _insecure = click.option(
     "--insecure", is_flag=True, help="Let other machines in: whoever reaches it may send, take and cancel messages."
 )
 
 
+def gateway_words(**given: str | bool | Sequence[str] | None) -> list[str]:
+    """The options of `delayd gateway` for those that `delayd up` was given."""
+    words: list[str] = []
+    for name, value in given.items():
+        option = f"--{name.removeprefix('gateway_').replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif isinstance(value, str):
+            words += [option, value]
+        elif value:
+            words += [word for each in value for word in (option, each)]
+    return words
+
+
+gateway_port_option = _PORT.handed_on("the one behind those of the servers")
+gateway_options = bundle(
+    "gateway_given",
+    gateway_words,
+    _HOST.handed_on(),
+    _NAME.handed_on(),
+    _ALLOW_PRIVATE.handed_on(),
+    _AUDITS.handed_on(),
+)
+
+
 @click.command(cls=Command)
 @meta_option
-@_host
-@_port
-@_names
+@_HOST.own()
+@_PORT.own()
+@_NAME.own()
 @_insecure
 @click.option("--tls-cert", metavar="FILE", help="Certificate for HTTPS, in PEM.  [default: no TLS]")
 @click.option("--tls-key", metavar="FILE", help="Its key in PEM, mode 600.  [default: no TLS]")
 @click.option("--require-token", is_flag=True, help="Serve nobody without a token, also while there is none.")
 @secret_option
 @secret_data_option
-@click.option(
-    "--allow-private",
-    is_flag=True,
-    help="Let push targets be on this machine and in private networks, too.",
-)
+@_ALLOW_PRIVATE.own()
+@_AUDITS.own()
 @click.option("--exit-with-stdin", is_flag=True, help="Stop also when stdin is closed; supervisors use it.")
 @click.pass_obj
 def gateway(
@@ -59,7 +119,7 @@ def gateway(
     meta: str,
     host: str,
     port: int,
-    names: tuple[str, ...],
+    name: tuple[str, ...],
     insecure: bool,
     tls_cert: str | None,
     tls_key: str | None,
@@ -67,6 +127,7 @@ def gateway(
     secret_file: str | None,
     data: str,
     allow_private: bool,
+    audits: str | None,
     exit_with_stdin: bool,
 ) -> int:
     """Serve HTTP: send, look at, cancel, move, pull and acknowledge messages; and metrics for Prometheus.
@@ -83,6 +144,7 @@ def gateway(
 
     $ delayd gateway
     $ delayd gateway --meta 10.0.0.5:7400 --port 8080
+    $ delayd gateway --data /var/lib/delayd --audits /var/lib/delayd-audits
     """
     if (tls_cert is None) != (tls_key is None):
         raise BadSetting("a certificate and its key go together: give --tls-cert and --tls-key", setting="tls_cert")
@@ -93,20 +155,21 @@ def gateway(
         meta,
         host,
         port,
-        names,
+        name,
         insecure=insecure,
         require_token=require_token,
         tls=None if tls_cert is None or tls_key is None else Tls("", tls_cert, tls_key),
         secret=secret,
         allow_private=allow_private,
+        audits=audits,
         exit_with_stdin=exit_with_stdin,
     )
 
 
 @click.command(cls=Command)
-@_host
-@_port
-@_names
+@_HOST.own()
+@_PORT.own()
+@_NAME.own()
 @_insecure
 @click.option("--start", "start_ms", type=instant, metavar="INSTANT", help="What the clock shows at first; else now.")
 @click.option("--stand", "stands", is_flag=True, help="Let the clock stand still until it is moved.")
@@ -115,7 +178,7 @@ def dev(
     programs: Programs,
     host: str,
     port: int,
-    names: tuple[str, ...],
+    name: tuple[str, ...],
     start_ms: int | None,
     *,
     insecure: bool,
@@ -133,4 +196,4 @@ def dev(
     $ delayd dev
     $ delayd dev --stand --start 2027-01-01T00:00:00Z
     """
-    return programs.run_dev(host, port, names, insecure=insecure, start_ms=start_ms, stands=stands)
+    return programs.run_dev(host, port, name, insecure=insecure, start_ms=start_ms, stands=stands)

@@ -107,6 +107,7 @@ class RunGateway(Protocol):
         tls: "Tls | None" = None,
         secret: "Secret | None" = None,
         allow_private: bool = False,
+        audits: str | None = None,
         exit_with_stdin: bool = False,
     ) -> int: ...
 

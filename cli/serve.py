@@ -20,11 +20,12 @@ from typing import NamedTuple
 
 import click
 
-from delayd.address import META_LOCAL, PORT_MAX, Endpoint
+from delayd.address import META_LOCAL, PORT_MAX, Endpoint, Tls
 from delayd.config import CONFIGS, Value, load_config
 from delayd.errors import BadSetting
 
 from .child import GATEWAY, Child, LineWriter, OnChild, called
+from .gateway_command import gateway_options, gateway_port_option, gateway_words
 from .main import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE, Programs
 from .shared_options import DATA_VARIABLE, Command, bundle, examples
 
@@ -229,9 +230,9 @@ class Plan:
     ports: dict[str, int]
     admin_ports: dict[str, int]
     folders: Sequence[str]  # Where the data is; shown to the user.
-    tls: TlsFiles
+    tls: Tls | None
     gateway: bool
-    secret_folder: str  # Where the gateway finds the cluster's secret.
+    gateway_options: Sequence[str]
 
 
 class Supervisor:
@@ -282,11 +283,11 @@ class Supervisor:
             command += ["--admin-port", str(self._plan.admin_ports[role])]
         meta = self._children[FIRST].ready
         if role == GATEWAY:
-            ca = self._plan.tls.tls_ca
-            address = self._meta_address() + ("" if ca is None else f"?ca={ca}")
-            command += ["--meta", address, "--data", self._plan.secret_folder]
-            if self._plan.tls.tls_cert is not None and self._plan.tls.tls_key is not None:
-                command += ["--tls-cert", self._plan.tls.tls_cert, "--tls-key", self._plan.tls.tls_key]
+            tls = self._plan.tls
+            address = self._meta_address() + (f"?ca={tls.ca}" if tls is not None and tls.ca else "")
+            command += ["--meta", address, *self._plan.gateway_options]
+            if tls is not None:
+                command += ["--tls-cert", tls.cert, "--tls-key", tls.key]
         elif role != FIRST and meta is not None:
             command += self._plan.registering
             command += ["--meta", str(from_here(meta.endpoint))]
@@ -298,7 +299,7 @@ class Supervisor:
         if meta is None:
             raise AssertionError("the others start when meta serves")
         address = str(from_here(meta.endpoint))
-        if self._plan.tls.tls_cert is not None:
+        if self._plan.tls is not None:
             address = f"delayds://{address}"
         return address
 
@@ -329,7 +330,7 @@ class Supervisor:
     def _advice(self) -> Iterator[str]:
         """Advice for the user who has just started the servers."""
         address = self._meta_address()
-        scheme = "http" if self._plan.tls.tls_cert is None else "https"
+        scheme = "http" if self._plan.tls is None else "https"
         others = [
             f"{called(role)} at {f'{scheme}://' if role == GATEWAY else ''}{from_here(child.ready.endpoint)}"
             for role, child in self._children.items()
@@ -473,7 +474,9 @@ LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
 @click.option("--insecure", is_flag=True, help="Let other machines in without tokens.")
 @tls_options
 @click.option("--config", metavar="FILE", help="TOML file with settings below [meta], [delay] and [realtime].")
-@click.option("--gateway/--no-gateway", default=True, show_default=True, help="Serve HTTP, too, on this machine alone.")
+@click.option("--gateway/--no-gateway", default=True, show_default=True, help="Serve HTTP, too.")
+@gateway_port_option
+@gateway_options
 @click.pass_obj
 def up(
     programs: Programs,
@@ -485,6 +488,8 @@ def up(
     config: str | None,
     tls: TlsFiles,
     gateway: bool,
+    gateway_port: int | None,
+    gateway_given: list[str],
     require_token: bool,
     insecure: bool,
 ) -> int:
@@ -493,7 +498,8 @@ def up(
     Each server prints its ready line. The line `ready` says that all servers serve. stderr says where the servers are
     and how to stop them.
 
-    The gateway needs a web server: pip install 'delayd[gateway]'. Without that the servers run alone.
+    The gateway needs a web server: pip install 'delayd[gateway]'. Without that the servers run alone. It listens on
+    this machine alone, whatever --host says, unless --gateway-host says otherwise.
 
     When a server dies, it is started again. A server that stopped itself on damaged data or a failed fsync is not
     started again, and the other servers go on.
@@ -521,16 +527,25 @@ def up(
     missing = programs.gateway_lacks() if gateway else None
     if missing is not None:
         click.echo(f"delayd: no gateway runs, for it needs {missing}: pip install 'delayd[gateway]'", err=True)
+    first = load_config(FIRST, config, _set(settings))
+    ports = _by_role(port, (*ROLES, GATEWAY))
+    if gateway_port is not None:
+        ports[GATEWAY] = gateway_port
+    secret = ["--secret-file", first.secret_file] if first.secret_file else ["--data", os.path.abspath(first.data)]
     plan = Plan(
         programs.command,
         options,
         registering,
-        _by_role(port, (*ROLES, GATEWAY)),
+        ports,
         _by_role(admin_port, ROLES),
         folders,
-        tls,
+        first.access.tls,
         gateway=gateway and missing is None,
-        secret_folder=os.path.abspath(load_config(FIRST, config, _set(settings)).data),
+        gateway_options=[
+            *secret,
+            *gateway_words(require_token=first.require_token, insecure=first.insecure),
+            *gateway_given,
+        ],
     )
     return asyncio.run(_run(plan))
 

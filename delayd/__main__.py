@@ -99,6 +99,7 @@ def _run_gateway(
     tls: "Tls | None" = None,
     secret: "Secret | None" = None,
     allow_private: bool = False,
+    audits: str | None = None,
     exit_with_stdin: bool = False,
 ) -> int:
     with _named_distribution("a gateway", "gateway", _GATEWAY_DISTRIBUTIONS):
@@ -113,6 +114,7 @@ def _run_gateway(
         tls=tls,
         secret=secret,
         allow_private=allow_private,
+        audits=audits,
         exit_with_stdin=exit_with_stdin,
     )
 

@@ -29,6 +29,7 @@ from delayd.gateway import messages, sends, traces
 from delayd.gateway.admin import AdminRoutes
 from delayd.gateway.callers import Callers
 from delayd.gateway.clock import MovableClock
+from delayd.gateway.console.audit_folder import AuditFolder
 from delayd.gateway.console.console import Console
 from delayd.gateway.cron_routes import CronRoutes
 from delayd.gateway.forecast import Forecasts
@@ -42,7 +43,6 @@ from delayd.gateway.push import Push
 from delayd.gateway.push_routes import PushRoutes
 from delayd.gateway.sends import EVENTS, Lines, decoded, part, queried, query_of, read_body
 from delayd.gateway.values import JSON, Follow, Leases, Pull
-from delayd.secret import Secret
 from delayd.wire.exposition import MEDIA_TYPE
 from delayd.wire.requests import RequestType
 
@@ -66,7 +66,7 @@ class Gateway:
         push: Push,
         callers: Callers,
         clock: MovableClock | None = None,
-        secret: Secret | None = None,
+        audits: AuditFolder | None = None,
     ) -> None:
         self.clock = clock
         self.callers = callers
@@ -78,9 +78,9 @@ class Gateway:
         self._push = push
         self.push = PushRoutes(push)
         self._forecasts = Forecasts()
-        self.admin = AdminRoutes(meta, secret)
+        self.admin = AdminRoutes(meta, push.secret)
         self.cron = CronRoutes(lambda: self.producer, self._now_ms)
-        self.console = Console(meta, push, secret, clock, callers)
+        self.console = Console(meta, push, clock, callers, audits)
         self._producer: AsyncProducer | None = None
         self._once: OnceRequests | None = None
         self._stopping = asyncio.Event()

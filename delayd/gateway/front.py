@@ -63,6 +63,23 @@ HARMLESS = tuple(
 )
 
 
+_ENCLOSED = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'; frame-ancestors "
+    "'none'"
+)
+# A page of which nobody knows who has written it: it has no origin of its own, so it is of no site of this gateway,
+# and may have a style in it, which fetches nothing.
+ENCLOSED = tuple(
+    (name, _ENCLOSED.encode() if name == b"content-security-policy" else value) for name, value in HARMLESS
+)
+
+
+class EnclosedPage(Response):
+    """A page of HTML as somebody else has written it."""
+
+    media_type = "text/html"
+
+
 class ReadRequest(Request):
     """A request whose headers are read once: by their names in lower case, the first of each name."""
 
@@ -155,7 +172,8 @@ class Front:
         if isinstance(answer, Lines):
             await answer(scope, receive, _with_harmless(send))
         else:
-            await write_answer(cycle_of(send), answer.status_code, (*answer.raw_headers, *HARMLESS), bytes(answer.body))
+            harmless = ENCLOSED if isinstance(answer, EnclosedPage) else HARMLESS
+            await write_answer(cycle_of(send), answer.status_code, (*answer.raw_headers, *harmless), bytes(answer.body))
 
     async def _served(self, request: Request) -> Response:
         why = self._foreign(request)

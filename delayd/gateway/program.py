@@ -26,6 +26,7 @@ from delayd.errors import BadSetting
 from delayd.gateway.app import Gateway, app_of
 from delayd.gateway.callers import Callers
 from delayd.gateway.connection import HttpConnection, HttpsConnection, Lobby, look_after
+from delayd.gateway.console.audit_folder import AuditFolder
 from delayd.gateway.push import Push
 from delayd.net.budget import connections_max, raise_file_limit
 from delayd.net.program import QuietCollector, configure_logging
@@ -53,14 +54,16 @@ def run(
     tls: Tls | None = None,
     secret: Secret | None = None,
     allow_private: bool = False,
+    audits: str | None = None,
     exit_with_stdin: bool = False,
 ) -> int:
     """Serve until a signal comes, or stdin closes if that is asked for; returns the exit code.
 
-    Push targets are served when the cluster's secret is given.
+    Push targets are served when the cluster's secret is given. The console shows the audits of the folder ``audits``.
 
     Raises:
-        BadSetting: the address can't be used, or others could reach it and nobody has said that they may.
+        BadSetting: the address can't be used, or others could reach it and nobody has said that they may; or
+            ``audits`` is no folder.
     """
     if require_token and secret is None:
         raise BadSetting("require_token: only with the cluster's secret a gateway knows tokens; give --secret-file")
@@ -70,8 +73,17 @@ def run(
     meta = ask.as_operator(meta, secret)
     push, callers = Push(meta, secret, allow_private=allow_private), Callers(meta, secret, required=require_token)
     gate = None if tls is None else TlsGate(tls)
-    gateway = Gateway(meta, names, push, callers, secret=secret)
+    gateway = Gateway(meta, names, push, callers, audits=audit_folder(audits))
     return serve(gateway, "gateway", host, port, gate, exit_with_stdin=exit_with_stdin)
+
+
+def audit_folder(path: str | None) -> AuditFolder | None:
+    """The folder of audits. Raises BadSetting when it is none."""
+    if path is None:
+        return None
+    if not os.path.isdir(path):
+        raise BadSetting(f"audits: {path} is no folder; make it, or give the one that audits are in", setting="audits")
+    return AuditFolder(path)
 
 
 def check_host(host: str, *, insecure: bool) -> None:

@@ -42,7 +42,7 @@ class Push:
 
     def __init__(self, meta: str, secret: Secret | None, *, allow_private: bool) -> None:
         self._meta = ask.as_operator(meta, secret)  # So that what is pulled needs no token.
-        self._secret = secret
+        self.secret = secret
         self._allow_private = allow_private
         self._caller: Caller | None = None
         self._id = secrets.randbits(63) | 1  # By which meta counts the gateways that share the work.
@@ -59,7 +59,7 @@ class Push:
     def start(self) -> None:
         """Begin to serve; without the cluster's secret nothing is served."""
         self._caller = Caller(allow_private=self._allow_private)
-        if self._secret is not None:
+        if self.secret is not None:
             self._polling = asyncio.get_running_loop().create_task(self._poll())
 
     async def close(self) -> None:
@@ -85,12 +85,12 @@ class Push:
         Raises:
             Refusal: this gateway was started without the cluster's secret.
         """
-        if self._secret is None:
+        if self.secret is None:
             raise Refusal(
                 403, "not_trusted", "this gateway has no secret of the cluster; start it with --secret-file or --data"
             )
         async with ask.meta(self._meta) as connection:
-            await ask.prove(connection, self._secret)
+            await ask.prove(connection, self.secret)
             yield connection
 
     async def targets(self) -> list[PushTarget]:

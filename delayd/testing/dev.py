@@ -34,4 +34,4 @@ def run(host: str, port: int, names: Sequence[str], *, insecure: bool, start_ms:
     with InMemoryBroker(start=start, tick=not stands) as broker:
         push = Push(broker.address, broker.secret, allow_private=True)  # Receivers of a test are on this machine.
         callers = Callers(broker.address, None, required=False)
-        return serve(Gateway(broker.address, names, push, callers, broker.clock, broker.secret), "dev", host, port)
+        return serve(Gateway(broker.address, names, push, callers, broker.clock), "dev", host, port)

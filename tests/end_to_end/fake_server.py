@@ -28,7 +28,7 @@ def main() -> int:
     """Serve until told to end."""
     role, *options = sys.argv[1:]
     given = {name: value for name, value in pairwise(options) if name.startswith("--")}
-    data = Path(given["--data"])
+    data = Path(given.get("--data") or Path(given["--secret-file"]).with_name("data"))
     signal.signal(signal.SIGTERM, signal.SIG_IGN if (data / f"{role}.deaf").exists() else lambda *_: sys.exit(0))
     with (data / f"{role}.starts").open("a") as notes:
         notes.write(json.dumps([os.getpid(), *options]) + "\n")

@@ -129,7 +129,7 @@ def test_servers_are_measured_at_neighbouring_ports_when_the_user_says_so(tmp_pa
 def test_http_is_served_at_the_fourth_port_and_a_gateway_that_is_killed_comes_back(
     tmp_path: Path, four_ports: int
 ) -> None:
-    with up(tmp_path, "--port", str(four_ports), "--gateway") as running:
+    with up(tmp_path, "--port", str(four_ports), "--gateway", "--gateway-audits", str(tmp_path)) as running:
         running.until_ready()
         (first,) = running.ready("gateway")
         assert first.endpoint.port == four_ports + 3
@@ -137,12 +137,32 @@ def test_http_is_served_at_the_fourth_port_and_a_gateway_that_is_killed_comes_ba
         url = f"http://127.0.0.1:{four_ports + 3}/v1/subjects/s/messages?delay=1h"
         with urllib.request.urlopen(url, b"x", DEADLINE_S) as answer:
             assert answer.status == 201
+        with urllib.request.urlopen(f"http://127.0.0.1:{four_ports + 3}/audits", timeout=DEADLINE_S) as answer:
+            assert f"Audits in {tmp_path}" in answer.read().decode()
         os.kill(first.pid, signal.SIGKILL)
         _until_ready_again(running, "gateway", 2)
         assert "delayd: the gateway was ended by SIGKILL; it is started again in 0.2 s\n" in running.errors
         assert running.ready("gateway")[1].endpoint == first.endpoint
         assert running.end() == 0
         assert not is_running(running.ready("gateway")[1].pid)
+
+
+def test_the_gateway_is_given_its_own_options_and_the_terms_of_the_servers(tmp_path: Path, four_ports: int) -> None:
+    secret = tmp_path / "secret"
+    (tmp_path / "settings.toml").write_text(f'[meta]\nsecret_file = "{secret}"\nrequire_token = true\n')
+    words = ["--gateway-host 0.0.0.0", "--gateway-name one --gateway-name two", "--gateway-allow-private"]
+    words += ["--gateway-audits /audits", f"--gateway-port {four_ports}"]
+    given = ("--port", "0", "--gateway", "--config", str(tmp_path / "settings.toml"), *" ".join(words).split())
+    with up(tmp_path, *given, fakes=True) as running:
+        running.until(lambda: bool(_starts(running, "gateway")), "the gateway is started")
+        start = _starts(running, "gateway")[0]
+    said = " ".join(map(str, start))
+    assert all(word.replace("--gateway-", "--") in said for word in words)
+    assert _option(start, "--secret-file") == str(secret) and "--require-token" in start and "--insecure" not in start
+    with up(tmp_path, "--port", "0", "--gateway", "--insecure", fakes=True) as running:
+        running.until_ready()
+        start = _starts(running, "gateway")[-1]
+    assert "--insecure" in start and not {"--host", "--allow-private", "--name", "--audits"} & set(map(str, start))
 
 
 def test_a_gateway_whose_port_is_taken_keeps_no_server_from_serving(tmp_path: Path, four_ports: int) -> None:

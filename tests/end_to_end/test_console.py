@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -52,8 +56,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         meta = stack.enter_context(ServerProcess("meta", folder))
         for role in ("realtime", "delay"):
             stack.enter_context(ServerProcess(role, folder, {"meta": meta.address}))
-        secret = folder / "cluster.secret"
-        gateway = stack.enter_context(gateway_of(meta.address, folder, "--secret-file", str(secret)))
+        secret, audits = folder / "cluster.secret", folder / "audits"
+        audits.mkdir()
+        options = ("--secret-file", str(secret), "--audits", str(audits))
+        gateway = stack.enter_context(gateway_of(meta.address, folder, *options))
         producer = stack.enter_context(delayd.Producer(meta.address))
         admin = stack.enter_context(delayd.Admin(meta.address, secret=secret))
         yield Site(gateway, meta.address, folder, producer, admin)
@@ -313,6 +319,74 @@ def test_a_form_with_anything_else_in_it_is_refused(site: Site) -> None:
     assert site.gateway.ask("POST", "/servers", b"", FORM).status == 405
 
 
+def test_an_audit_that_was_written_to_the_folder_is_listed_and_shown_with_its_page(site: Site) -> None:
+    site.producer.send("audited", b"x", delay=HOUR)
+    folder = site.data / "audits"
+    command = [sys.executable, "-m", "delayd", "audit", "--data", str(site.data), "--report", str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    (figures,) = folder.glob("audit-*.json")
+    name = figures.stem
+    assert f"the audit is kept as {folder / name}.html" in ran.stderr
+    assert f"The books balance {site.data} every hour" in words(site.show("/audits"))
+    shown = site.show(f"/audits/{name}")
+    scheduled = json.loads(figures.read_text())["total"]["scheduled"]
+    assert f"scheduled {scheduled:,} dispatched" in words(shown) and "lost 0, duplicate 0" in words(shown).lower()
+    assert "delay" in words(shown) and str(site.data) in words(shown)
+    (to,) = [each for each in Marks(shown).links if each.endswith("/page")]
+    page = site.gateway.ask("GET", to)
+    assert page.status == 200 and page.body == (folder / f"{name}.html").read_bytes()
+    assert page.headers["content-type"] == "text/html; charset=utf-8" and page.headers["cache-control"] == "no-store"
+    policy = page.headers["content-security-policy"].split("; ")
+    assert policy[:2] == ["sandbox", "default-src 'none'"] and "form-action 'none'" in policy
+    assert "frame-ancestors 'none'" in policy and not any("script" in each for each in policy)
+    assert page.headers["x-content-type-options"] == "nosniff"
+
+
+def test_findings_of_an_audit_are_text_with_the_command_that_traces_each(site: Site) -> None:
+    log_id = "00000000000000ab"
+    lost = {"finding": "LOST", "sequence": 7, "detail": HOSTILE, "delay_log_id": log_id}
+    figures = {
+        "read_at_ms": 1_800_000_000_000,
+        "balanced": False,
+        "verdict": "not_balanced",
+        "places": [HOSTILE, "/a b"],
+        "chosen": HOSTILE,
+        "total": {"scheduled": 9, "lost": 8, HOSTILE: 3},
+        "findings_count": 300,
+        "findings": [
+            {**lost, "hour": "2026112016", "subject": f"{HOSTILE}'; rm -rf /"},
+            {**lost, "hour": "2026112016", "subject": "s", "delay_log_id": "00000000000000cd"},
+            {**lost, "hour": "all", "subject": "", "sequence": 0},
+            *[{**lost, "hour": HOSTILE, "subject": "s"}] * 200,
+        ],
+        "conservation": [HOSTILE] * 200,
+        "broken_seals": [{"hour": HOSTILE, "differs": HOSTILE}],
+        "servers": [{"role": "delay", "log_id": log_id, "place": "/a b"}],
+        "remarks": [HOSTILE],
+    }
+    name = f"'\"<img src=x>& %2F \u202e\n{quote('é')}é"
+    (site.data / "audits" / f"{name}.json").write_text(json.dumps(figures))
+    (site.data / "audits" / "damaged.json").write_text(
+        json.dumps({**figures, "verdict": "damaged", "damage": ["/data/x is damaged"]})
+    )
+    (site.data / "audits" / "broken.json").write_text("{")
+    listed = words(site.show("/audits"))
+    assert "The books do NOT balance" in listed and "The books could NOT be audited" in listed
+    assert "this is no audit in JSON" in listed
+    page = site.show("/audits/" + quote(name, safe=""))
+    assert page.count("<code>") == 101 - 100 + 1, "the hours of the others are none"
+    assert "300 findings. These are 100 of them" in words(page) and "8" in words(page)
+    traces = re.findall(r"<code>(.*?)</code>", page)
+    subject, number = shlex.split(unescape(traces[0]).replace("\ufffd202e", "\u202e"))[2:4]
+    assert (subject, number) == (f"{HOSTILE}'; rm -rf /", "7")
+    assert unescape(traces[0]).endswith(f" 7 --server {log_id} --data '/a b'")
+    assert unescape(traces[1]).endswith(" --from 2026-11-20T16:00Z --to 2026-11-20T17:00Z")
+    assert "/data/x is damaged" in words(site.show("/audits/damaged"))
+    assert "no audit in JSON" in words(site.show("/audits/broken"))
+    for path in ("/audits/none", "/audits/none/page", "/audits/broken/page", "/audits/..%2Faudits%2Fbroken"):
+        site.show(path, 404)
+
+
 def test_static_files_have_their_digest_in_their_names_and_nothing_comes_from_elsewhere(site: Site) -> None:
     page = site.show("/")
     names = re.findall(r'(?:href)="(/static/[^"]+)"', page)
@@ -328,6 +402,8 @@ def test_without_the_secret_groups_are_shown_and_not_changed(site: Site) -> None
     with gateway_of(site.meta, site.data, "--data", str(site.data / "nowhere")) as gateway:
         own = site._replace(gateway=gateway)
         own.show("/")
+        assert "was given no folder of audits" in words(own.show("/audits"))
+        own.show("/audits/x", 404)
         assert "no secret" in words(own.show("/push")) and "no secret" in words(
             own.show(at("over", "groups", "g", "pause"))
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -35,6 +36,32 @@ class Shown(NamedTuple):
     receipt: delayd.Receipt
 
 
+def audits(folder: Path) -> Path:
+    """A folder with an audit whose page, figures and name are hostile."""
+    folder.mkdir()
+    log_id = "00000000000000ab"
+    lost = {"hour": "2026112016", "finding": "LOST", "sequence": 7, "subject": HOSTILE, "detail": HOSTILE}
+    figures = {
+        "read_at_ms": 1_800_000_000_000,
+        "balanced": False,
+        "places": ["/data"],
+        "total": {"scheduled": 9},
+        "findings": [{**lost, "delay_log_id": log_id}],
+        "findings_count": 1,
+        "remarks": [HOSTILE],
+        "servers": [{"role": "delay", "log_id": log_id, "place": "/data"}],
+    }
+    (folder / "hostile.json").write_text(json.dumps(figures))
+    (folder / "hostile.html").write_text(
+        "<!DOCTYPE html><title>report</title><style>h1 { color: #010203 } body { background: url(/quotas) }</style>"
+        f"<h1 onclick=\"document.title='taken'\">report</h1>{HOSTILE}<script>fetch('/quotas')</script>"
+        "<meta http-equiv=refresh content='0; url=/session'><iframe src='/'></iframe>"
+        "<form method=post action='/schedules/report/delete'><button autofocus>press</button></form>"
+        "<a href=\"javascript:document.title='taken'\">press</a>"
+    )
+    return folder
+
+
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     folder = tmp_path_factory.mktemp("console")
@@ -42,8 +69,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         meta = stack.enter_context(ServerProcess("meta", folder))
         for role in ("realtime", "delay"):
             stack.enter_context(ServerProcess(role, folder, {"meta": meta.address}))
-        secret = str(folder / "cluster.secret")
-        gateway = stack.enter_context(gateway_of(meta.address, folder, "--secret-file", secret))
+        options = ("--secret-file", str(folder / "cluster.secret"), "--audits", str(audits(folder / "audits")))
+        gateway = stack.enter_context(gateway_of(meta.address, folder, *options))
         with delayd.Producer(meta.address) as producer, delayd.Consumer(meta.address, "s", group="g") as consumer:
             receipt = producer.send(
                 "s", HOSTILE.encode(), delay=timedelta(hours=1), key=HOSTILE, headers={"h": HOSTILE}
@@ -72,6 +99,8 @@ def paths(shown: Shown) -> list[str]:
             "/schedules/report",
             "/schedules/report/pause",
             "/session",
+            "/audits",
+            "/audits/hostile",
         ),
     ]
 
@@ -86,6 +115,28 @@ def test_no_page_breaks_its_own_policy_or_runs_what_a_message_has_in_it(shown: S
         assert [each for each in page.complaints if "400 (Bad Request)" not in each] == []
 
     drive(tmp_path, look)
+
+
+def test_the_page_of_an_audit_runs_sends_and_fetches_nothing(shown: Shown, tmp_path: Path) -> None:
+    async def look(page: Page) -> None:
+        await page.open(f"{shown.url}/audits/hostile")
+        await page.run("document.querySelector('a[href$=\"/page\"]').focus()")
+        await page.follow("Enter")
+        assert await page.run("location.pathname") == "/audits/hostile/page"
+        assert await page.run("self.origin") == "null", "it is of no site"
+        assert await page.run("getComputedStyle(document.querySelector('h1')).color") == "rgb(1, 2, 3)", "it is styled"
+        for what in ("h1", "a", "button"):
+            await page.run(f"document.querySelector('{what}').click()")
+        blocked = ("script execution", "form submission", "the redirect", "the image", "Framing", "the JavaScript URL")
+        while not all(what in " ".join(page.complaints) for what in blocked):
+            await page.run("0")  # Within the limit of `drive`.
+        assert await page.run("document.title + location.pathname") == "report/audits/hostile/page"
+        fetched = "performance.getEntriesByType('resource').filter(each => each.responseStatus).length"
+        assert await page.run(fetched) == 0
+
+    drive(tmp_path, look)
+    with delayd.Producer(shown.meta) as producer:
+        assert producer.get_recurring("report") is not None
 
 
 def test_axe_finds_nothing_serious_on_any_page_in_light_dark_and_on_a_phone(shown: Shown, tmp_path: Path) -> None:

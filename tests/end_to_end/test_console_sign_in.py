@@ -102,7 +102,9 @@ def test_who_has_signed_in_sees_what_the_token_allows_and_is_told_why_not_elsewh
     assert "serves" in site.seen("/servers", cookie)
     said = site.seen("/subjects/mail", cookie, 403)
     assert "the token orders does not allow this: it needs the right to inspect mail" in said and "orders.>" in said
-    for path in ("/", "/subjects", "/groups", "/quotas", "/schedules", "/push", "/subjects/orders.eu/groups/g/pause"):
+    for path in ("/", "/subjects", "/groups", "/quotas", "/schedules", "/push", "/audits", "/audits/x/page"):
+        assert "does not allow this" in site.seen(path, cookie, 403)
+    for path in ("/audits/x", "/subjects/orders.eu/groups/g/pause"):
         assert "does not allow this" in site.seen(path, cookie, 403)
     opened = site.plain.ask("GET", "/open?subject=orders.eu", headers={"cookie": cookie})
     assert (opened.status, opened.headers["location"]) == (303, "/subjects/orders.eu")
@@ -126,7 +128,7 @@ def test_a_message_is_cancelled_by_who_may_cancel_it_and_not_by_who_may_look(sit
 
 def test_an_operator_may_see_all_pages(site: Site) -> None:
     cookie = site.cookie(site.cluster.token("ops", "administer:>", "inspect:>"))
-    for path in ("/", "/subjects", "/groups", "/quotas", "/schedules", "/push", "/quotas/orders.eu"):
+    for path in ("/", "/subjects", "/groups", "/quotas", "/schedules", "/audits", "/push", "/quotas/orders.eu"):
         site.seen(path, cookie)
     headers = {**own_page(site.plain), "cookie": cookie}
     set_quota = site.plain.ask("POST", "/quotas/orders.eu", b"pending=9", headers)

@@ -11,6 +11,8 @@ A map, from a request to the page.
     targets     push targets
     sessions    sign-in with a token, and what it allows
     schedules   recurring schedules, and their next occurrences
+    audits      audits that were written to a folder
+    audit_folder  the files of that folder, whatever somebody has put there
     drawing     sections of a page, and how each is drawn; texts of instants and counts
     templates/  HTML; static/ has the style that the report of an audit does not have
 """

@@ -18,6 +18,8 @@ from delayd.client.producer import AsyncProducer
 from delayd.errors import DelaydError
 from delayd.gateway.callers import PAGES, Callers
 from delayd.gateway.clock import MovableClock
+from delayd.gateway.console.audit_folder import AuditFolder
+from delayd.gateway.console.audits import AuditPages
 from delayd.gateway.console.desk import PageDesk
 from delayd.gateway.console.drawing import KEEP, LinkRow, Section, Verdict
 from delayd.gateway.console.letters import LetterPages
@@ -29,7 +31,6 @@ from delayd.gateway.console.subjects import SubjectPages
 from delayd.gateway.console.targets import TargetPages
 from delayd.gateway.problems import Refusal, problem
 from delayd.gateway.push import Push
-from delayd.secret import Secret
 
 PageMaker = Callable[[Request], Awaitable[Response]]
 
@@ -38,15 +39,21 @@ class Console:
     """Pages for people; belongs to the loop of its gateway."""
 
     def __init__(
-        self, meta: str, push: Push, secret: Secret | None, clock: MovableClock | None, callers: Callers
+        self,
+        meta: str,
+        push: Push,
+        clock: MovableClock | None,
+        callers: Callers,
+        audits: AuditFolder | None,
     ) -> None:
-        self._desk = PageDesk(meta, push, secret, clock)
+        self._desk = PageDesk(meta, push, clock)
         self._cluster = ClusterPages(self._desk)
         self._subjects = SubjectPages(self._desk)
         self._pending = PendingPages(self._desk)
         self._letters = LetterPages(self._desk)
         self._schedules = SchedulePages(self._desk)
         self._targets = TargetPages(self._desk)
+        self._audits = AuditPages(self._desk, audits)
         self._sessions = SessionPages(self._desk, callers)
 
     def start(self, producer: AsyncProducer, admin: AsyncAdmin) -> None:
@@ -58,7 +65,7 @@ class Console:
         one, group = "/subjects/{subject}/messages/{id}", "/subjects/{subject}/groups/{group}"
         letters, letter = f"{group}/dead", f"{group}/dead/{{id}}"
         cluster, subjects, pending, dead = self._cluster, self._subjects, self._pending, self._letters
-        schedules, targets, sessions = self._schedules, self._targets, self._sessions
+        schedules, audits, targets, sessions = self._schedules, self._audits, self._targets, self._sessions
         return [
             self._page("/", cluster.overview),
             self._page("/servers", cluster.servers),
@@ -89,6 +96,9 @@ class Console:
             self._page("/schedules/{name}/pause", schedules.ask_pause, schedules.pause),
             self._page("/schedules/{name}/resume", schedules.ask_resume, schedules.resume),
             self._page("/schedules/{name}/delete", schedules.ask_delete, schedules.delete),
+            self._page("/audits", audits.listed),
+            self._page("/audits/{name}", audits.audit),
+            self._page("/audits/{name}/page", audits.page),
             self._page("/push", targets.listed),
             self._page("/push/{name}", targets.target),
             self._page("/push/{name}/pause", targets.ask_pause, targets.pause),

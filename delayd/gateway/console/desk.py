@@ -24,7 +24,6 @@ from delayd.gateway.problems import Refusal
 from delayd.gateway.push import Push
 from delayd.gateway.sends import read_body
 from delayd.gateway.values import Instant, duration, utc
-from delayd.secret import Secret
 
 FORM = "application/x-www-form-urlencoded"
 FORM_BYTES_MAX = 4 << 20
@@ -40,10 +39,12 @@ INSTANT_HINT = "UTC, such as 2027-01-31T09:00:00Z; or from now, such as 30m, 1h3
 class PageDesk:
     """What pages ask; belongs to one loop."""
 
-    def __init__(self, meta: str, push: Push, secret: Secret | None, clock: MovableClock | None) -> None:
+    def __init__(self, meta: str, push: Push, clock: MovableClock | None) -> None:
         self.meta = meta
         self.push = push
-        self.operates = secret is not None  # Without the secret nobody decides anything here about groups or targets.
+        self.operates = (
+            push.secret is not None
+        )  # Without the secret nobody decides anything here about groups or targets.
         self.drawing = Drawing()
         self._clock = clock
         self._clients: tuple[AsyncProducer, AsyncAdmin] | None = None

@@ -28,6 +28,7 @@ NAV = (
     ("Subjects", "/subjects"),
     ("Groups", "/groups"),
     ("Schedules", "/schedules"),
+    ("Audits", "/audits"),
     ("Push targets", "/push"),
     ("Quotas", "/quotas"),
     ("Servers", "/servers"),

@@ -19,7 +19,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from delayd import __version__
-from delayd.hours import duration_text, hour_name, hour_start_ms, instant_text
+from delayd.hours import duration_text, hour_name, instant_text
 from delayd.machine.operating import counted
 from delayd.reading.books import AuditReport
 from delayd.reading.consumption import GroupBooks
@@ -38,7 +38,9 @@ from delayd.reading.findings import (
 from delayd.reading.report.charts import HEAT_ROWS, Period, course, distribution, heat_map, limit_text, periods_of, svg
 from delayd.reading.report.summary import (
     KINDS,
+    audit_command,
     capital,
+    command_of,
     scope_of,
     share,
     tiles_of,
@@ -219,14 +221,10 @@ def _terms(report: AuditReport) -> Iterator[str]:
 
 
 def _commands(places: Sequence[str], directories: Sequence[str]) -> Iterator[tuple[str, str]]:
-    yield f"{_audit(places)} --format json --findings 1000000", "all figures, and each finding"
+    yield f"{audit_command(places)} --format json --findings 1000000", "all figures, and each finding"
     for place in directories:
         yield f"delayd seals --data {shlex.quote(place)}", "the seals, from the rows of their hours"
         yield _verify(place, "every byte")
-
-
-def _audit(places: Sequence[str]) -> str:
-    return f"delayd audit --data {shlex.quote(places[0])}" if len(places) == 1 else f"delayd audit {shlex.join(places)}"
 
 
 def _verify(place: str, what: str) -> tuple[str, str]:
@@ -348,13 +346,7 @@ def _example(report: AuditReport, found: Finding) -> tuple[str, str]:
     directory = report.directory_of(found.log_id)
     due = instant_text(found.deliver_at_ms) if found.sequence else hour_name(found.hour)
     what = f"message {found.sequence} of {found.subject}, due {due}" if found.sequence else f"hour {due}"
-    # An archive has no servers, and a trace reads the logs of servers.
-    if found.sequence and found.subject and directory is not None:
-        which = f"{shlex.quote(found.subject)} {found.sequence} --server {found.log_id:016x}"
-        command = f"delayd trace {which} --data {shlex.quote(directory)}"
-    else:
-        begin, end = (instant_text(hour_start_ms(hour))[:16] + "Z" for hour in (found.hour, found.hour + 1))
-        command = f"{_audit(report.places)} --from {begin} --to {end}"
+    command = command_of(report.places, directory, found.log_id, found.hour, found.sequence, found.subject)
     return f"{what}: {found.detail}", command
 
 

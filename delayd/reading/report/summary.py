@@ -3,6 +3,7 @@
 Invariant: made of an `AuditReport` alone.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -105,6 +106,31 @@ def scope_of(report: AuditReport, chosen: str) -> Iterator[tuple[str, str]]:
         hours = [each.hour for each in report.hours]
         first, last = instant_text(hour_start_ms(min(hours))), instant_text(hour_start_ms(max(hours) + 1))
         yield "Due", f"from {first} to {last}"
+
+
+def audit_command(places: Sequence[str]) -> str:
+    """The command that audits these places again."""
+    return f"delayd audit --data {shlex.quote(places[0])}" if len(places) == 1 else f"delayd audit {shlex.join(places)}"
+
+
+def command_of(
+    places: Sequence[str], directory: str | None, log_id: int, hour: int, sequence: int, subject: str
+) -> str:
+    """The command that shows what a finding is about: a trace of its message, or the audit of its hour.
+
+    Args:
+        places: what was audited.
+        directory: the data directory of its delay server; None in an archive, which has no servers, and a trace reads
+            the logs of servers.
+        log_id: of its delay server.
+        hour: of the finding.
+        sequence: of its message; 0 for a finding of totals.
+        subject: of its message.
+    """
+    if sequence and subject and directory is not None:
+        return f"delayd trace {shlex.quote(subject)} {sequence} --server {log_id:016x} --data {shlex.quote(directory)}"
+    begin, end = (instant_text(hour_start_ms(each))[:16] + "Z" for each in (hour, hour + 1))
+    return f"{audit_command(places)} --from {begin} --to {end}"
 
 
 def visible(value: object) -> object:

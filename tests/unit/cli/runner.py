@@ -58,6 +58,7 @@ def _no_gateway(
     tls: Tls | None = None,
     secret: Secret | None = None,
     allow_private: bool = False,
+    audits: str | None = None,
     exit_with_stdin: bool = False,
 ) -> int:
     raise AssertionError("no test of this folder serves HTTP")

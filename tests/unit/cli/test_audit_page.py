@@ -1,7 +1,9 @@
 """``--report`` of the audit: when the page or its picture is written, and that it changes nothing else."""
 
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +43,10 @@ def say(books: Books, *options: str) -> Ran:
         return run("audit", "--data", books.root, *options)
 
 
+def spark_audit(*places: str, **_: object) -> AuditReport:
+    return audit_directory(places[0], now_ms=NOW_MS)
+
+
 def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "data")
 
@@ -56,6 +62,42 @@ def test_the_page_is_written_beside_what_the_audit_says(books: Books, tmp_path: 
     assert left(tmp_path) == ["out.html"]
 
 
+def figures_in(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def test_a_folder_gets_the_page_and_the_figures_of_each_audit(books: Books, tmp_path: Path) -> None:
+    folder = tmp_path / "audits"
+    folder.mkdir()
+    for _ in range(2):
+        assert say(books, "--report", str(folder)).out == say(books).out
+    ran = run("spark-audit", "--data", books.root, "--report", str(folder), spark_audit=spark_audit)
+    assert ran.code == 0 and f"the audit is kept as {folder / 'audit-2026'}" in ran.err
+    written = left(folder)
+    assert len(written) == 6 and {Path(name).suffix for name in written} == {".html", ".json"}
+    assert all(re.fullmatch(r"audit-\d{8}T\d{6}Z-[0-9a-f]{6}", Path(name).stem) for name in written)
+    for found in figures_in(folder):
+        assert (found["verdict"], found["balanced"], found["chosen"]) == ("balanced", True, "every hour")
+    said, told = json.loads(say(books, "--format", "json").out), figures_in(folder)[0]
+    assert {**told, "groups": []} == {**said, "groups": []}, "a page has groups, too"
+    assert {each["role"]: each["place"] for each in said["servers"]} == {"delay": books.root, "realtime": books.root}
+
+
+def test_the_figures_of_an_audit_that_found_a_loss_or_damage_say_so(books: Books, tmp_path: Path) -> None:
+    lossy, damaged = tmp_path / "lossy", tmp_path / "damaged"
+    lossy.mkdir()
+    damaged.mkdir()
+    books.send([START_MS + 1000])
+    assert say(books, "--report", str(lossy)).code == 3
+    (found,) = figures_in(lossy)
+    assert (found["verdict"], found["balanced"], found["findings_count"]) == ("not_balanced", False, 1)
+    books.path_of("schedule").write_bytes(b"x" * 100)
+    assert say(books, "--report", str(damaged), "--from", "2026-11-20T16:00Z").code == 3
+    (found,) = figures_in(damaged)
+    assert (found["verdict"], found["balanced"], found["chosen"]) == ("damaged", False, "from 2026112016")
+    assert str(books.path_of("schedule")) in str(found["damage"]) and len(left(damaged)) == 2
+
+
 def test_lost_messages_exit_with_3_and_have_their_page(books: Books, tmp_path: Path) -> None:
     books.send([START_MS + 1000])
     ran = say(books, "--report", str(tmp_path / "out.html"), "--findings", "0")
@@ -64,7 +106,7 @@ def test_lost_messages_exit_with_3_and_have_their_page(books: Books, tmp_path: P
     assert "The books do NOT balance" in text and "delayd trace orders 5 --server" in text
 
 
-@pytest.mark.parametrize("place", ["none/out.html", "data", "data/delay/message/x/out.html", "none/out.png"])
+@pytest.mark.parametrize("place", ["none/out.html", "data/delay/message/x/out.html", "none/out.png"])
 def test_a_place_where_no_page_can_be_is_refused_before_the_audit(
     books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -110,9 +152,6 @@ def test_an_acceptance_and_a_page_are_two_commands(books: Books, tmp_path: Path)
 
 
 def test_the_audit_in_spark_writes_the_same_page(books: Books, tmp_path: Path) -> None:
-    def spark_audit(*places: str, **_: object) -> AuditReport:
-        return audit_directory(places[0], now_ms=NOW_MS)
-
     one, other = tmp_path / "one.html", tmp_path / "other.html"
     assert say(books, "--report", str(one)).code == 0
     assert run("spark-audit", "--data", books.root, "--report", str(other), spark_audit=spark_audit).code == 0
@@ -151,9 +190,6 @@ def test_a_name_that_ends_in_png_gets_the_picture_in_the_colours_of_the_page(boo
 
 
 def test_the_audit_in_spark_draws_the_same_picture(books: Books, tmp_path: Path) -> None:
-    def spark_audit(*places: str, **_: object) -> AuditReport:
-        return audit_directory(places[0], now_ms=NOW_MS)
-
     one, other = tmp_path / "one.png", tmp_path / "other.png"
     assert say(books, "--report", str(one)).code == 0
     assert run("spark-audit", "--data", books.root, "--report", str(other), spark_audit=spark_audit).code == 0
