@@ -98,7 +98,7 @@ from delayd.client.sending.receipts import (
     receipts,
 )
 from delayd.client.sending.send_options import NO_LABEL, Columns, Labels, SendItems, Single, joined
-from delayd.errors import DelaydError, OutcomeUnknown, QueueFull
+from delayd.errors import DelaydError, InFlight, OutcomeUnknown, QueueFull, SlowDown
 from delayd.hours import hour_of_ms
 from delayd.kernel import choose
 from delayd.wire.once import KEPT_MS, SendRecord
@@ -430,6 +430,8 @@ class Recorded:
                 continue
             if isinstance(of_record, Receipt) and of_record.kept:
                 send.waiter.set_result(RecordMet(of_record))
+            elif isinstance(of_record, InFlight):
+                send.waiter.set_exception(SlowDown("nobody can say now whether this request was done; send it again"))
             elif isinstance(told, DelaydError):
                 send.waiter.set_exception(_named(told, send.row or send.record))
             else:

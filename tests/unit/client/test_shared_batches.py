@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import cast
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +18,10 @@ from delayd import BatchFailed, BatchReceipt, OutcomeUnknown, SendHandle, SendVe
 from delayd.batch.columns import Int64s
 from delayd.client.sending import outbox as outbox_module
 from delayd.client.sending.batch_sender import BatchSender, Parcel, Split, UnsentRows
-from delayd.client.sending.outbox import Outbox, Progress
+from delayd.client.sending.outbox import Outbox, Progress, Recorded, RecordedSend, RecordMet
 from delayd.client.sending.receipts import Accepted, Unheard
-from delayd.client.sending.send_options import Columns, Labels
-from delayd.errors import DelaydError, HourFull, QuotaReached
+from delayd.client.sending.send_options import NO_LABEL, Columns, Label, Labels
+from delayd.errors import DelaydError, HourFull, InFlight, KeyPending, QuotaReached, SlowDown
 from delayd.log.hour import ENDED
 from delayd.outcome import Reason
 from tests.property.packed import LOG_ID, PART, known_clock, unpacked
@@ -169,3 +171,29 @@ def test_rule_I1_each_call_is_told_of_exactly_its_rows_however_calls_share_batch
 
     with patch.object(outbox_module, "JOINED_ROWS", 20), patch.object(outbox_module, "PIECES_UNDER_WAY", 2):
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        ((Reason.KEPT, Reason.REJECTED), RecordMet),
+        # Nobody may say that a message without a key has met one: the record was met, and is about to end.
+        ((Reason.IN_FLIGHT, Reason.REJECTED), SlowDown),
+        ((Reason.REJECTED, Reason.REJECTED), KeyPending),
+        ((Reason.REJECTED, Reason.IN_FLIGHT), InFlight),
+    ],
+)
+def test_a_send_that_is_to_happen_once_is_told_what_its_record_or_its_message_met(
+    reasons: tuple[Reason, Reason], expected: type
+) -> None:
+    waiter: Future[object] = Future()
+    record = "%once", b"", 90_000_000_000, True, b"", Label(b"n", 3, b"")
+    message = "orders", b"x", PAST_MS, False, b"", NO_LABEL
+    rows = Recorded(RecordedSend(record, bytes(32), message, waiter))
+    rows.encode(PART, known_clock(), LOG_ID)
+    decided = np.zeros(2, ENDED)
+    decided["sequence"], decided["other"], decided["other_at_ms"] = (7, 8), 3, PAST_MS
+    decided["reason"] = reasons
+    rows.accept(Accepted(LOG_ID, 7, 2, PAST_MS, False, decided.tobytes()))
+    told = waiter.result() if expected is RecordMet else waiter.exception()
+    assert type(told) is expected
