@@ -147,7 +147,11 @@ JUDGES = (
     Judge(
         "property",
         "tries laws that hold for every input, and random lives of a delay server",
-        ("pytest tests/property", "python -m tests.property.recurring_lives --records --schedules 10000 --jobs 2"),
+        (
+            "pytest tests/property",
+            "python -m tests.property.recurring_lives --records --schedules 10000 --jobs 2",
+            "python -m tests.property.once_lives --seeds 2000 --jobs 2",
+        ),
         "disk, clock, executor, state; and parts by themselves",
     ),
     Judge("examples", "runs the examples as their page says", ("pytest tests/examples",), "clients, files"),
