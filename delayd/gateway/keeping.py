@@ -16,8 +16,9 @@ Invariant: a message with a key is decided after all those with this key that st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -100,7 +101,8 @@ class Keeper:
             left: Sequence[int] = group.rows
             if group.form is not None:
                 left = await self._send_columns(group.form, wished, group.rows, told)
-            for row, each in zip(left, await keep_each(self._queue, [wished[row] for row in left]), strict=True):
+            kept = await keep_each(repeat(self._queue), [wished[row] for row in left])
+            for row, each in zip(left, kept, strict=True):
                 told[row] = each
         finally:
             turn.end.set_result(None)
@@ -134,9 +136,9 @@ class Keeper:
         return ()
 
 
-async def keep_each(queue: Queue, wished: Sequence[Wished]) -> list[Told]:
-    """Send messages one by one, in their order, and tell of each."""
-    sent = [_begin(queue, message) for message in wished]
+async def keep_each(queues: Iterator[Queue], wished: Sequence[Wished]) -> list[Told]:
+    """Send messages one by one, in their order, each by the next of the queues, and tell of each."""
+    sent = [_begin(queue, message) for message, queue in zip(wished, queues, strict=False)]
     return [await _told(each) for each in sent]
 
 

@@ -2,7 +2,8 @@
 
      one message              its record is in one batch with it
      … with a key             a record of the request first, then one in one batch with the message
-     a list, a stream         a record of the request first, then one in one batch with each message
+     a list                   a record of the request first, then one in one batch with each message
+     a stream                 the same; and a message with a key has a record of its own first, as one message has
 
 Invariant: whether a message was sent under a name is decided by the delay server that has its record; this gateway
 keeps nothing but the names of the requests that are under way here.
@@ -14,6 +15,8 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from typing import Protocol
 
 import msgspec
@@ -31,7 +34,7 @@ TOKEN = "delayd.token"  # Where a request has the name of the token that it has 
 NAME_CHARS_MAX = 255
 RETRY_S = 1  # A request that is under way has an answer soon after.
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Queue(Protocol):
@@ -70,8 +73,7 @@ class OnceRequest:
         self._name = name
         self._subject = subject
         self._key = once_key(*name)
-        self._number = 0  # That of the last message of a list or a stream.
-        self._is_many = False
+        self._latest: dict[str, asyncio.Task[Receipt]] = {}  # By the key of messages, the last one under way with it.
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
@@ -91,14 +93,12 @@ class OnceRequest:
 
     async def is_list(self, messages: object) -> None:
         """It has a list of messages. Refusal when its name was used for another request."""
-        self._is_many = True
-        await self._claim(_digest(b"list", self._subject.encode(), _encode(messages)))
+        await self._claim(self._key, _digest(b"list", self._subject.encode(), _encode(messages)))
 
     async def is_stream(self) -> None:
         """It has a stream of messages, of which nobody knows the end. Refusal as `is_list` and `under_way`."""
-        self._is_many = True
         with self.under_way():
-            await self._claim(_digest(b"stream", self._subject.encode()))
+            await self._claim(self._key, _digest(b"stream", self._subject.encode()))
 
     async def held(self, told: AsyncIterator[bytes], form: StreamForm) -> AsyncIterator[bytes]:
         """The answer to a stream, under way up to its end."""
@@ -109,28 +109,49 @@ class OnceRequest:
         except Refusal as refusal:
             yield form.encode([problem(refusal)])
 
-    async def _claim(self, digest: bytes) -> None:
-        if (await self._sends.claim(self._key, digest)).digest != digest:
+    def one(self) -> Queue:
+        """Queues its only message; the future may raise Refusal, too."""
+        return partial(self._queue, self._key, True)
+
+    def each(self, *, of_stream: bool) -> Iterator[Queue]:
+        """The same for one message after the other, of a list or a stream; those that can't be read count, too."""
+        for number in count(1):
+            yield partial(self._queue, once_key(*self._name, b"%d" % number), of_stream)
+
+    async def _claim(self, key: bytes, digest: bytes) -> None:
+        if (await self._sends.claim(key, digest)).digest != digest:
             raise _other()
 
-    def queue(
-        self, message: SendOptions, body: bytes, headers: dict[str, str] | None = None
+    def _queue(
+        self, key: bytes, claims: bool, message: SendOptions, body: bytes, headers: dict[str, str] | None = None
     ) -> asyncio.Future[Receipt]:
-        """See `Queue`; the future may raise Refusal, too."""
-        self._number += 1
-        key = once_key(*self._name, b"%d" % self._number) if self._is_many else self._key
+        """Queue a message under the key of its record. ``claims``: nothing else keeps that name from another message,
+        when this one has a key and therefore a record elsewhere.
+        """
         row, window_ms = queued(self._sends.checked.send_nowait, self._subject, message, body, headers)
         digest = _digest(b"one", self._subject.encode(), _encode(message), body)
+        before = None if message.key is None else self._latest.get(message.key)
 
         async def sent() -> Receipt:
-            if message.key is not None and not self._is_many:
-                await self._claim(digest)
+            if claims and message.key is not None:
+                await self._claim(key, digest)
+            if before is not None:
+                # A message is decided about after those with its key that stand before it.
+                await asyncio.wait([before])
             told = await self._sends.send(key, digest, row, window_ms)
             if told.receipt is None:
                 raise _other()
             return told.receipt
 
-        return asyncio.get_running_loop().create_task(sent())
+        task = asyncio.get_running_loop().create_task(sent())
+        if message.key is not None:
+            self._latest[message.key] = task
+            task.add_done_callback(partial(self._ended, message.key))
+        return task
+
+    def _ended(self, key: str, task: asyncio.Task[Receipt]) -> None:
+        if self._latest.get(key) is task:
+            del self._latest[key]
 
 
 def _digest(*parts: bytes) -> bytes:

@@ -79,8 +79,12 @@ async def send(
     if kind == JSON or form is not None:
         queried(request)
     once = named.of(request, subject)
-    queue: Queue = partial(queued, producer.send_nowait, subject) if once is None else once.queue
-    keep: _Keep = Keeper(producer, subject).keep if once is None else partial(keep_each, queue)
+    queue: Queue
+    keep: _Keep
+    if once is None:
+        queue, keep = partial(queued, producer.send_nowait, subject), Keeper(producer, subject).keep
+    else:
+        queue, keep = once.one(), partial(keep_each, once.each(of_stream=form is not None))
     if form is not None:
         _check_encoding(request)
         told = _stream(form, keep, Request(request.scope, until_stop))

@@ -51,7 +51,7 @@ LeaseMs = Annotated[int, Meta(ge=1, le=LEASE_MS_MAX)]
 LeaseNames = Annotated[list[str], Meta(min_length=1, max_length=LEASES_MAX)]
 
 
-class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """When a message is due: exactly one of the four."""
 
     delay: Duration | None = None

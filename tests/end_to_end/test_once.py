@@ -157,6 +157,40 @@ def test_of_a_list_and_a_stream_each_message_is_sent_once(front: Front) -> None:
     assert pending(front.gateway, "stream") == 601, "and one has the key"
 
 
+def test_a_line_of_a_stream_is_held_against_the_one_with_its_number(front: Front) -> None:
+    def stream(*lines: str) -> list[object]:
+        path, text = "/v1/subjects/lines/messages", "\n".join(lines).encode()
+        answer = front.gateway.ask("POST", path, text, {**LINES, "idempotency-key": "lines"})
+        return [each.get("id", each.get("code")) for each in answer.lines]
+
+    plain, keyed = '{"body": "a", "delay": "1h"}', '{"body": "b", "delay": "1h", "key": "k"}'
+    first = stream("{", plain, keyed)
+    assert first[0] == "bad_argument" and pending(front.gateway, "lines") == 2
+    again = stream(plain, plain, keyed)
+    assert again[1:] == first[1:] and again[0] not in first, "a line that could not be read is counted"
+    other = '{"body": "b", "delay": "1h"}'
+    assert stream(plain, keyed, other) == [again[0], "other_request", "other_request"]
+    assert pending(front.gateway, "lines") == 3
+
+
+def test_how_a_request_is_written_does_not_matter(front: Front) -> None:
+    texts = (
+        b'{"body": "a", "delay": "1h", "headers": {"a": "1", "b": "2"}}',
+        b'{"headers": {"b": "2", "a": "1"}, "on_conflict": "reject",\n "delay": "1h", "key": null, "body": "\\u0061"}',
+    )
+    kind = {"content-type": "application/json", "idempotency-key": "written"}
+    sent, again = (front.gateway.ask("POST", "/v1/subjects/written/messages", text, kind) for text in texts)
+    assert first(sent) == first(again) and again.json["duplicate"] is True
+
+
+def test_messages_with_one_key_are_decided_in_their_order(front: Front) -> None:
+    wishes: list[Json] = [
+        {"body": str(number), "delay": "1h", "key": "k", "on_conflict": "replace"} for number in range(30)
+    ]
+    answers = json.loads(send(front.gateway, "order", wishes, "order").body)
+    assert [each.get("replaced") for each in answers[1:]] == [each["sequence"] for each in answers[:-1]]
+
+
 def test_of_many_that_come_together_one_is_sent(front: Front) -> None:
     wish: Json = {"body": "x", "delay": "1h"}
 
@@ -261,6 +295,8 @@ def test_a_restored_delay_server_has_record_and_message_or_neither(tmp_path: Pat
         servers.delay.start()
         after = send(gateway, "restored", wish, "after")
         assert pending(gateway, "restored") == 2
+        # The realtime server knows a copy by what it has heard of the life that the copy does not know.
+        assert send(gateway, "heard", {"body": "", "delay_ms": 0}, "heard").status == 201 and gateway.pull("heard")
         restore(servers, backup, "delay")
         assert "accepted" in servers.operator.follow(WaitKind.TARGET_REFUSES, 0)
         wait_until(lambda: _total(gateway, "restored") == 1, "the copy serves, and does not have the second one")

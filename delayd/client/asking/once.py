@@ -173,14 +173,20 @@ class OnceSends:
         earliest, latest = record.sent_at_ms - CLOCK_ERROR_MS, record.sent_at_ms + self._timeout_ms
         hours = {hour_of_ms(max(record.deliver_at_ms, at_ms)) for at_ms in (earliest, record.sent_at_ms, latest)}
         keeps = row[5] is not None and row[5].on_conflict == ON_CONFLICT["keep"]
+        unsure: list[Receipt] = []
         for hour in sorted(hours):
             found_there = accepted_at(receipt, record.accepted_at_ms(hour))
             if len(hours) == 1 and not keeps:
                 return found_there
             info = await self._messages.get_one(asked_of(row[0], found_there))
-            if info.state is not MessageState.UNKNOWN:
+            if info.state is MessageState.IN_FLIGHT:
+                # So is every row that is asked for in an hour that is just being loaded, or can't be read.
+                unsure.append(found_there)
+            elif info.state is not MessageState.UNKNOWN:
                 return _kept(found_there, info)
-        return accepted_at(receipt, record.sent_at_ms)
+        if len(unsure) > 1 or (unsure and keeps):
+            raise SlowDown("nobody can say now where the message of this request is; send it again")
+        return unsure[0] if unsure else accepted_at(receipt, record.sent_at_ms)
 
 
 def _kept(receipt: Receipt, info: MessageInfo) -> Receipt:
