@@ -188,7 +188,8 @@ class Core:
 
     def _served(self, consumers: Consumers, joins: Joins) -> dict[int, Handler]:
         """Who serves each type of request; those about groups are refused while nobody knows which there are."""
-        search = UnfinishedSearch(self.log_id, self.groups.roster, self._index, self._stored, self._clock)
+        known = self._index, self._stored, self._clock
+        search = UnfinishedSearch(self.log_id, self.groups, self._pull_log, *known)
         of_groups: dict[int, Handler] = {
             RequestType.SUBSCRIBE: joins.subscribe,
             RequestType.PULL: consumers.pull,

@@ -42,7 +42,9 @@ from delayd.wire.frame import Frame
 from delayd.wire.recurring import AskedSchedule, Unfinished, read_schedules
 
 from .answers import are_over, why_nobody
-from .groups import Group, LostGroup, Roster
+from .commit import PullCommit
+from .group_records import GroupRecords
+from .groups import Group, LostGroup
 from .handoff import Peer
 from .subject_index import Index, StoredBatches, Subject
 
@@ -95,19 +97,24 @@ _NONE_MARKED = _Marked([], [])
 class UnfinishedSearch:
     """Answers UNFINISHED; changes nothing."""
 
-    def __init__(self, log_id: int, roster: Roster, index: Index, stored: StoredBatches, clock: Clock) -> None:
+    def __init__(
+        self, log_id: int, groups: GroupRecords, pull_log: PullCommit, index: Index, stored: StoredBatches, clock: Clock
+    ) -> None:
         self._log_id = log_id
-        self._roster = roster
+        self._roster = groups.roster
+        self._log = pull_log
         self._index = index
         self._stored = stored
         self._clock = clock
 
     def answer(self, peer: Peer, frame: Frame) -> None:
-        """Serve a request."""
-        peer.answer(frame.request_id, self._find(read_schedules(frame.head)).to_head(self._log_id))
+        """Serve a request. What a power cut could still take has ended nothing, so the pull log is synced first."""
+        found = self._find(read_schedules(frame.head)).to_head(self._log_id)
+        self._log.when_durable(partial(peer.answer, frame.request_id, found))
 
     def _find(self, asked: Sequence[AskedSchedule]) -> Unfinished:
         unfinished: list[int] = []
+        ungrouped: list[int] = []
         unknown: list[int] = []
         again: dict[int, None] = {}
         left = SEARCH_BYTES
@@ -127,10 +134,10 @@ class UnfinishedSearch:
             except (RetryLater, DataError):
                 known = False
             left -= SEARCH_BYTES - search.left + GROUP_BYTES * len(ids)
-            unfinished += [place for place, name in places if name in search.found]
+            (unfinished if ids else ungrouped).extend(place for place, name in places if name in search.found)
             if not known:
                 unknown += [place for place, name in places if name not in search.found]
-        return Unfinished(unfinished, unknown, list(again))
+        return Unfinished(unfinished, ungrouped, unknown, list(again))
 
     def _ranges(self, subject_name: str, ids: Sequence[int]) -> Iterator[_Range]:
         """What the groups of a subject with these ids, and those of what comes to them again, are not done with."""

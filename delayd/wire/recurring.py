@@ -229,16 +229,19 @@ class AskedSchedule(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """The answer to UNFINISHED, with schedules as places in the question. One in neither list has no message that is
-    unacknowledged.
+    """The answer to UNFINISHED, with schedules as places in the question. One in none of the lists has no message that
+    is unacknowledged.
 
     Fields:
         unfinished: a message is unacknowledged, or may be among so many that the server does not search them all.
+        ungrouped: the same, and no group of the subject is there; nothing follows from that where the subject has
+            moved to another server.
         unknown: the server can't tell now, and is to be asked again.
         again: ids of groups of these subjects to which messages come again through their delay servers.
     """
 
     unfinished: Sequence[int]
+    ungrouped: Sequence[int]
     unknown: Sequence[int]
     again: Sequence[int]
 
@@ -270,7 +273,7 @@ def read_schedules(head: Head) -> list[AskedSchedule]:
 
 def read_unfinished(head: Head, asked: int) -> Unfinished:
     """Read the answer to UNFINISHED about so many schedules; BadRequest when it is none."""
-    places = {name: need_ints(head, name) for name in ("unfinished", "unknown")}
+    places = {name: need_ints(head, name) for name in ("unfinished", "ungrouped", "unknown")}
     for name, numbers in places.items():
         if numbers and max(numbers) >= asked:
             raise BadRequest(f"{name} has the place {max(numbers)} of {asked} schedules", field=name)

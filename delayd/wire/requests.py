@@ -484,7 +484,7 @@ class RequestType(IntEnum):
         Terms(
             (REALTIME,),
             "schedules:[schedule]",
-            "log_id:u64 unfinished:[int] unknown:[int] again:[u64]",
+            "log_id:u64 unfinished:[int] ungrouped:[int] unknown:[int] again:[u64]",
             trusted=True,
             fenced=True,
             has_lists=True,

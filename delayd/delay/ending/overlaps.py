@@ -280,7 +280,9 @@ class Overlaps:
         for place, schedule in enumerate(look.asked):
             link = self.dispatcher.link_of(schedule.subject.encode())
             told = _NO_TARGET if link is None else look.heads.get(link.target, _NO_TARGET)
-            if place in unfinished or schedule.name in look.busy:
+            # Where the subject was before it moved, groups may have ended since.
+            is_kept = isinstance(told, Unfinished) and place in told.ungrouped
+            if place in unfinished or is_kept or schedule.name in look.busy:
                 self._answers[schedule] = True
             elif isinstance(told, DelaydError):
                 look.unknown[schedule] = told.message

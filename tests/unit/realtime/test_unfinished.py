@@ -70,7 +70,7 @@ def busy(world: World, subject: str = SUBJECT) -> list[str]:
     """The schedules of a subject that have messages which are unacknowledged."""
     answer = asked(world, *((subject, name) for name in ALL))
     assert answer.unknown == []
-    return [ALL[place] for place in answer.unfinished]
+    return [ALL[place] for place in sorted([*answer.unfinished, *answer.ungrouped])]
 
 
 def pulled(world: World, peer: SimPeer, most: int = 1_000, group: str = GROUP, **terms: object) -> list[list[int]]:
@@ -94,19 +94,42 @@ def test_a_message_is_unfinished_until_the_last_group_has_acknowledged_it() -> N
     assert busy(world) == []
 
 
+def test_without_a_group_nobody_is_done_with_what_is_kept_and_that_is_told_apart() -> None:
+    world, peer = world_of([Row(DAILY)])
+    assert asked(world, (SUBJECT, DAILY)) == ([], [0], [], [])
+    assert pulled(world, peer)
+    assert asked(world, (SUBJECT, DAILY)) == ([0], [], [], [])
+    said(world, peer, RequestType.DELETE_GROUP)
+    assert asked(world, (SUBJECT, DAILY)) == ([], [0], [], [])
+
+
+def test_rule_L2_the_answer_waits_until_what_it_rests_on_is_durable() -> None:
+    before, peer = world_of([Row(DAILY)])
+    handles = pulled(before, peer)
+    before._end()
+    pulls = StepExecutor()
+    world = World(before.disk, before.state, before.clock.restarted(), pulls=pulls)
+    world.send(peer, RequestType.ACK, {"subject": SUBJECT, "group": GROUP, "handles": handles})
+    number = world.send(peer, RequestType.UNFINISHED, schedules_head([AskedSchedule(SUBJECT, DAILY)]))
+    assert number not in peer.answers
+    pulls.run_all()
+    ((head, _),) = peer.answers[number]
+    assert head["unfinished"] == []
+
+
 def test_each_place_of_the_question_is_answered_and_other_subjects_and_names_are_not() -> None:
     world, peer = world_of([Row(DAILY), Row(HOURLY)])
     world.ack(peer, pulled(world, peer, 1))
     pairs = [("a", HOURLY), (SUBJECT, DAILY), (SUBJECT, HOURLY), ("", ""), (SUBJECT, HOURLY), (SUBJECT, "hour")]
-    assert asked(world, *pairs) == ([2, 4], [], [])
-    assert asked(world) == ([], [], [])
+    assert asked(world, *pairs) == ([2, 4], [], [], [])
+    assert asked(world) == ([], [], [], [])
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 31, "a" * 32, "a" * 200, "ä" * 16, "ä" * 100, "a" * 15 + "ä" * 8 + "\n"])
 def test_a_name_is_found_however_long_it_is(name: str) -> None:
     world, _ = world_of([Row(name)], [Row(name + "a")])
     wanted = [name, name[:-1], name + "b", name + "a"]
-    assert asked(world, *((SUBJECT, each) for each in wanted)).unfinished == [0, 3]
+    assert asked(world, *((SUBJECT, each) for each in wanted)).ungrouped == [0, 3]
 
 
 def test_what_was_given_back_waits_or_lapsed_is_unfinished() -> None:
@@ -131,7 +154,7 @@ def test_what_leaves_to_come_again_is_unfinished_until_its_delay_server_has_it_a
     (retry, _) = world.core.retries.waiting(ORIGIN)
     world.core.retries.accepted(retry)
     (group_id,) = asked(world, (SUBJECT, DAILY)).again
-    assert asked(world, (SUBJECT, DAILY)) == ([], [], [group_id])
+    assert asked(world, (SUBJECT, DAILY)) == ([], [], [], [group_id])
     again = retry_subject(world.log_id, group_id)
     world.dispatch(peer, 1, batch_of(2, [Row(DAILY)], again))
     assert busy(world) == [DAILY], "it has come again, and its subject is that of its schedule"
@@ -233,11 +256,11 @@ def test_a_subject_whose_consume_log_is_being_rebuilt_is_unknown_and_others_are_
     world = World(before.disk, before.state, before.clock.restarted(), work=work)
     subject = world.core._index.subject(SUBJECT)
     world.core._index.damaged(subject, DamagedData("consume", 0, "flipped"))
-    assert asked(world, (SUBJECT, DAILY), ("sound", DAILY)) == ([1], [0], [])
+    assert asked(world, (SUBJECT, DAILY), ("sound", DAILY)) == ([], [1], [0], [])
     work.run_all()
     world.core.wake()
     work.run_all()
-    assert asked(world, (SUBJECT, DAILY), ("sound", DAILY)) == ([0, 1], [], [])
+    assert asked(world, (SUBJECT, DAILY), ("sound", DAILY)) == ([], [0, 1], [], [])
 
 
 def test_rule_B2_a_search_ends_behind_so_many_bytes_and_what_is_not_searched_counts(
@@ -249,8 +272,8 @@ def test_rule_B2_a_search_ends_behind_so_many_bytes_and_what_is_not_searched_cou
     assert busy(world) == [DAILY]
     monkeypatch.setattr(unfinished, "SEARCH_BYTES", 3 * unfinished.KEPT_BYTES_MIN)
     assert busy(world) == list(ALL)
-    assert asked(world, (SUBJECT, OTHER), ("sound", DAILY), (SUBJECT, DAILY)) == ([0], [1, 2], [])
-    assert asked(world, ("sound", DAILY), (SUBJECT, DAILY)) == ([1], [], [])
+    assert asked(world, (SUBJECT, OTHER), ("sound", DAILY), (SUBJECT, DAILY)) == ([], [0], [1, 2], [])
+    assert asked(world, ("sound", DAILY), (SUBJECT, DAILY)) == ([], [1], [], [])
     world.ack(peer, pulled(world, peer))
     assert busy(world) == [], "a group that is caught up costs nothing"
 
@@ -303,9 +326,9 @@ def test_rule_B2_groups_count_in_the_work_of_a_request(monkeypatch: pytest.Monke
     for group in "abc":
         world.ack(peer, pulled(world, peer, group=group), group)
     monkeypatch.setattr(unfinished, "SEARCH_BYTES", 3 * unfinished.GROUP_BYTES)
-    assert asked(world, (SUBJECT, DAILY), ("sound", DAILY)) == ([], [1], [])
+    assert asked(world, (SUBJECT, DAILY), ("sound", DAILY)) == ([], [], [1], [])
     monkeypatch.setattr(unfinished, "SEARCH_BYTES", 3 * unfinished.GROUP_BYTES + 1)
-    assert asked(world, (SUBJECT, DAILY), ("sound", DAILY)) == ([], [], [])
+    assert asked(world, (SUBJECT, DAILY), ("sound", DAILY)) == ([], [], [], [])
 
 
 def test_what_retention_has_removed_is_not_unfinished() -> None:
@@ -339,9 +362,9 @@ def test_a_question_that_is_none_is_refused(rows: object) -> None:
         World().ask(SimPeer(), RequestType.UNFINISHED, {"schedules": rows})  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("field", ["unfinished", "unknown"])
+@pytest.mark.parametrize("field", ["unfinished", "ungrouped", "unknown"])
 def test_an_answer_about_a_place_that_was_not_asked_for_is_refused(field: str) -> None:
-    head: Head = {"log_id": 1, "unfinished": [], "unknown": [], "again": [], field: [2]}
+    head: Head = {"log_id": 1, "unfinished": [], "ungrouped": [], "unknown": [], "again": [], field: [2]}
     assert read_unfinished(head, 3)
     with pytest.raises(BadRequest):
         read_unfinished(head, 2)
