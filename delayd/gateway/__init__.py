@@ -16,6 +16,7 @@ It is a client of the servers, like any other, and keeps nothing that must last.
     callers     which callers may ask for what, by the cluster's tokens
     sessions    what the cookie of somebody who has signed in to the console holds
     groups      messages are pulled for a group, and held here under a name until they are settled
+    shared_pull   callers who wait for one group share one pull, and what comes
     push        due messages are POSTed to the targets that meta has (docs/push.md)
     pusher      one target: pulled, POSTed, settled
     pacing      how often a target is asked, and when it is left alone

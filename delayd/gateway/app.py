@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -29,6 +29,7 @@ from delayd.gateway import messages, sends, traces
 from delayd.gateway.admin import AdminRoutes
 from delayd.gateway.callers import Callers
 from delayd.gateway.clock import MovableClock
+from delayd.gateway.connection import Listener
 from delayd.gateway.console.audit_folder import AuditFolder
 from delayd.gateway.console.console import Console
 from delayd.gateway.cron_routes import CronRoutes
@@ -42,7 +43,7 @@ from delayd.gateway.operations import operations_of
 from delayd.gateway.push import Push
 from delayd.gateway.push_routes import PushRoutes
 from delayd.gateway.sends import EVENTS, Lines, decoded, part, queried, query_of, read_body
-from delayd.gateway.values import JSON, Follow, Leases, Pull
+from delayd.gateway.values import JSON, Follow, Leases, Pull, PulledMessages
 from delayd.wire.exposition import MEDIA_TYPE
 from delayd.wire.requests import RequestType
 
@@ -84,13 +85,13 @@ class Gateway:
         self._producer: AsyncProducer | None = None
         self._once: OnceRequests | None = None
         self._stopping = asyncio.Event()
-        self._listening: set[asyncio.Task[None]] = set()  # For callers of pulls and streams who hang up.
+        self._listeners: set[Listener] = set()  # Callers of pulls and streams.
 
     def stop(self) -> None:
         """Pulls that wait and streams end now, as if nobody were there any more; they are answered."""
         self._stopping.set()
-        for listening in list(self._listening):
-            listening.cancel()
+        for listener in self._listeners:
+            listener.leave()
 
     def _until_stop(self, request: Request) -> Receive:
         async def receive() -> Message:
@@ -168,33 +169,21 @@ class Gateway:
         """Messages are pulled."""
         queried(request)
         wish = decoded(_PULL, await read_body(request, WORDS_BYTES_MAX) or b"{}")
-
-        pulled = await self._groups.pull(part(request, "subject"), part(request, "group"), wish, self._gone(request))
-        return Response(_encode({"messages": pulled}), media_type=JSON)
+        with self._listener(request) as listener:
+            pulled = await self._groups.pull(part(request, "subject"), part(request, "group"), wish, listener)
+        return Response(_encode(PulledMessages(messages=pulled)), media_type=JSON)
 
     async def follow(self, request: Request) -> Response:
         """Messages are pulled as long as somebody listens, and are events of one answer."""
         wish = query_of(request, Follow)
-        events = self._groups.follow(part(request, "subject"), part(request, "group"), wish, self._gone(request))
-        return Lines(events, EVENTS)
+        listener = self._listener(request)
+        return Lines(self._groups.follow(part(request, "subject"), part(request, "group"), wish, listener), EVENTS)
 
-    def _gone(self, request: Request) -> Callable[[], Coroutine[None, None, None]]:
-        async def gone() -> None:
-            task = asyncio.current_task()
-            assert task is not None, "whoever pulls listens in a task beside the pull"
-            if self._stopping.is_set():
-                return
-            self._listening.add(task)
-            try:
-                while (await request.receive())["type"] != "http.disconnect":
-                    pass
-            except asyncio.CancelledError:
-                if not self._stopping.is_set():
-                    raise
-            finally:
-                self._listening.discard(task)
-
-        return gone
+    def _listener(self, request: Request) -> Listener:
+        listener = Listener(request, self._listeners)
+        if self._stopping.is_set():
+            listener.leave()
+        return listener
 
     def says(self, kind: type[W], say: Callable[[Groups, W], Awaitable[list[dict[str, object]]]]) -> Endpoint:
         """An endpoint to which callers say something of what they hold."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable
+from typing import Self, TypeVar
 
 import msgspec
-from starlette.types import Send
+from starlette.requests import Request
+from starlette.types import Receive, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -41,6 +43,9 @@ _PHRASES = {
     431: b"Request Header Fields Too Large",
     503: b"Service Unavailable",
 }
+
+
+T = TypeVar("T")
 
 
 class Lobby:
@@ -78,6 +83,7 @@ class HttpConnection(HttpToolsProtocol):
         self._heard_at = 0.0
         self._answered_at = 0.0
         self._head_since = math.inf
+        self.listener: Listener | None = None  # Of the request under way.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
@@ -92,6 +98,8 @@ class HttpConnection(HttpToolsProtocol):
         """See asyncio."""
         self._lobby.resting.pop(self, None)
         super().connection_lost(exc)
+        if self.listener is not None:
+            self.listener.leave()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
@@ -193,9 +201,51 @@ class HttpsConnection(HttpConnection, asyncio.BufferedProtocol):
         self._refuse(NO_TLS)
 
 
-def cycle_of(send: Send) -> RequestResponseCycle:
-    """The request under way whose answer goes out by ``send``."""
-    cycle = getattr(send, "__self__", None)
+class Listener:
+    """The caller of a request that may wait for its answer for long, as a context manager: it leaves when it hangs up,
+    or when the gateway stops; then each of its futures is None.
+    """
+
+    __slots__ = ("_all", "_connection", "_future", "is_gone")
+
+    def __init__(self, request: Request, every: set[Listener]) -> None:
+        """``every`` has all those of a gateway whose answers are not out."""
+        cycle = cycle_of(request.receive)
+        self.is_gone = cycle.disconnected
+        self._all = every
+        self._connection = getattr(cycle.on_response, "__self__", None)
+        self._future: asyncio.Future[object] | None = None
+        cycle.flow.resume_reading()  # Or nobody hears that it hangs up.
+
+    def __enter__(self) -> Self:
+        assert isinstance(self._connection, HttpConnection), "a gateway is served by its own connections"
+        self._connection.listener = self
+        self._all.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._connection is not None, "it was entered"
+        self._connection.listener = None
+        self._all.discard(self)
+
+    def future(self) -> asyncio.Future[T | None]:
+        """What this caller waits for next; whoever has it sets it."""
+        future: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
+        self._future = future  # type: ignore[assignment]
+        if self.is_gone:
+            future.set_result(None)
+        return future
+
+    def leave(self) -> None:
+        """Wait for nothing any more."""
+        self.is_gone = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+def cycle_of(side: Receive | Send) -> RequestResponseCycle:
+    """The request under way of which this is the one side or the other."""
+    cycle = getattr(side, "__self__", None)
     assert isinstance(cycle, RequestResponseCycle), "a gateway is served by its own connections"
     return cycle
 

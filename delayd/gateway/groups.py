@@ -10,18 +10,31 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage, AsyncMessageBatch
-from delayd.errors import DelaydError
+from delayd.client.pulling.acks import ACK, NACK, Handles, StaleRows, Word, extended, rejected
+from delayd.client.pulling.consumer import AsyncConsumer
+from delayd.client.pulling.message import handle_at
+from delayd.errors import DelaydError, StaleHandle
+from delayd.gateway.connection import Listener
 from delayd.gateway.problems import Refusal, problem
-from delayd.gateway.values import PULL_MAX, Extension, Follow, GivenBack, Leases, Pull, Unwanted, milliseconds, shown
+from delayd.gateway.shared_pull import Share, SharedPull
+from delayd.gateway.values import (
+    PULL_MAX,
+    Extension,
+    Follow,
+    GivenBack,
+    Leases,
+    Pull,
+    PulledMessage,
+    Unwanted,
+    milliseconds,
+    shown,
+)
 
 CONSUMERS_MAX = 1_000  # Subjects and groups that are pulled from at one time; each has a connection.
 IDLE_S = 60.0  # A consumer that nobody asks for so long is closed.
@@ -29,6 +42,9 @@ HELD_MAX = 100_000  # Messages that are held at one time.
 LEASE_BYTES, LEASE_CHARS = 15, 20  # In base64, which has four characters for three bytes.
 QUIET_MS = 15_000  # Proxies end a line on which nothing goes for longer.
 LOOK_S = 0.05  # How often a stream whose listener holds enough looks for words about it.
+SWEEP_ROWS = 5_000  # Leases that are looked at in one turn of the loop, in some 2 ms.
+
+NOT_HELD = Refusal(410, "stale_handle", "this gateway holds no such lease: it is over, or was settled")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,15 +55,12 @@ class _Whose(NamedTuple):
     lease_ms: int
 
 
-@dataclass(slots=True)
-class _Puller:
-    consumer: AsyncConsumer
-    used_at: float = 0.0
-    pulls: int = 0  # Under way.
-
-
 class _Held(NamedTuple):
-    message: AsyncMessage
+    """What settles a message; its bytes are not kept here."""
+
+    consumer: AsyncConsumer
+    handle: list[int]
+    attempt: int
     ends_at: float
 
 
@@ -56,7 +69,7 @@ class Groups:
 
     def __init__(self, new_consumer: Callable[[str, str, timedelta], AsyncConsumer]) -> None:
         self._new_consumer = new_consumer
-        self._pullers: dict[_Whose, _Puller] = {}
+        self._pulls: dict[_Whose, SharedPull] = {}
         self._held: dict[str, _Held] = {}
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -73,167 +86,171 @@ class Groups:
         """Give back what is held, and disconnect."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        held, self._held = list(self._held.values()), {}
-        for each in held:
-            # It comes to another consumer at once, in place of when its lease would end.
-            await _quietly(each.message.nack(timedelta(0), wait=False))
-        pullers, self._pullers = list(self._pullers.values()), {}
-        await asyncio.gather(*(_quietly(puller.consumer.close()) for puller in pullers))
+        by_consumer: dict[AsyncConsumer, Handles] = {}
+        for held in self._held.values():
+            by_consumer.setdefault(held.consumer, []).append(held.handle)
+        self._held.clear()
+        for consumer, handles in by_consumer.items():
+            # They come to another consumer at once, in place of when their leases would end.
+            await _quietly(consumer.settle(handles, False, NACK))
+        pulls, self._pulls = list(self._pulls.values()), {}
+        await asyncio.gather(*(_quietly(shared.close()) for shared in pulls))
 
-    async def pull(
-        self, subject: str, group: str, wish: Pull, gone: Callable[[], Coroutine[None, None, None]]
-    ) -> list[dict[str, object]]:
-        """The next messages of a group; none when none came in time. ``gone`` returns when nobody waits for the answer
-        any more; then the pull ends, and no message has an attempt less for it.
+    async def pull(self, subject: str, group: str, wish: Pull, listener: Listener) -> list[PulledMessage]:
+        """The next messages of a group; none when none came in time. When the listener leaves the pull ends, and no
+        message has an attempt less for it.
         """
         if len(self._held) + wish.max_messages > HELD_MAX:
             raise Refusal(
                 429, "slow_down", f"{HELD_MAX} pulled messages are held; settle some first", {"Retry-After": "1"}
             )
-        puller = self._puller(_Whose(subject, group, wish.lease_ms))
-        puller.pulls += 1
-        try:
-            batch = await self._pulled(puller.consumer, wish, gone)
-        finally:
-            puller.pulls -= 1
-            puller.used_at = time.monotonic()
-        if batch is None:
+        shared = self._shared(_Whose(subject, group, wish.lease_ms))
+        share = await shared.take(wish.max_messages, wish.wait_ms / 1_000, listener)
+        if share is None:
             return []
-        if batch.outage is not None:
-            raise batch.outage
-        ends_at = time.monotonic() + wish.lease_ms / 1_000
-        # Random bytes for all leases cost one call of the system.
-        drawn = secrets.token_urlsafe(LEASE_BYTES * len(batch))
-        leases = [drawn[first : first + LEASE_CHARS] for first in range(0, len(drawn), LEASE_CHARS)]
-        return [self._hold(*each, ends_at) for each in zip(leases, batch, strict=True)]
+        return self._hold(shared.consumer, share, time.monotonic() + wish.lease_ms / 1_000)
 
-    async def follow(
-        self, subject: str, group: str, wish: Follow, gone: Callable[[], Coroutine[None, None, None]]
-    ) -> AsyncIterator[bytes]:
-        """The messages of a group as server-sent events, until ``gone`` returns.
+    async def follow(self, subject: str, group: str, wish: Follow, caller: Listener) -> AsyncIterator[bytes]:
+        """The messages of a group as server-sent events, until the caller leaves.
 
         An event has the lease as its id. While the caller has said nothing of ``max_held`` of them, no more are pulled.
         A comment goes out when none came for a while, so that nobody between takes the line for dead.
         """
-        leaving = asyncio.get_running_loop().create_task(gone())
         mine: set[str] = set()
-        try:
+        with caller as listener:
             yield b": follows\n\n"
-            while not leaving.done():
+            while not listener.is_gone:
                 mine &= self._held.keys()
                 room = wish.max_held - len(mine)
                 if not room:
-                    await asyncio.wait((leaving,), timeout=LOOK_S)
+                    await asyncio.wait((listener.future(),), timeout=LOOK_S)
                     continue
                 pull = Pull(max_messages=room, wait_ms=QUIET_MS, lease_ms=wish.lease_ms)
                 try:
-                    pulled = await self.pull(subject, group, pull, partial(_until, leaving))
+                    pulled = await self.pull(subject, group, pull, listener)
                 except (DelaydError, Refusal) as error:
                     yield b"event: problem\ndata: %b\n\n" % _encode(problem(error))
                     return
-                mine.update(str(each["lease"]) for each in pulled)
-                events = [b"id: %b\ndata: %b\n\n" % (str(each["lease"]).encode(), _encode(each)) for each in pulled]
+                mine.update([each.name for each in pulled])
+                events = [b"id: %b\ndata: %b\n\n" % (each.name.encode(), _encode(each)) for each in pulled]
                 yield b"".join(events) or b": nothing\n\n"
-        finally:
-            leaving.cancel()
 
-    async def _pulled(
-        self, consumer: AsyncConsumer, wish: Pull, gone: Callable[[], Coroutine[None, None, None]]
-    ) -> AsyncMessageBatch | None:
-        """What a pull found; None when it was left before that."""
-        loop = asyncio.get_running_loop()
-        pulling = loop.create_task(consumer.pull(wish.max_messages, wait=milliseconds("wait_ms", wish.wait_ms)))
-        leaving = loop.create_task(gone())
-        try:
-            await asyncio.wait((pulling, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not pulling.done():
-                return None
-            if leaving.done():
-                consumer.give_back(pulling.result())
-                return None
-            return pulling.result()
-        finally:
-            # A pull that is cancelled leaves its messages to the next one, or to the server.
-            pulling.cancel()
-            leaving.cancel()
-
-    def _puller(self, whose: _Whose) -> _Puller:
-        puller = self._pullers.get(whose)
-        if puller is None:
-            if len(self._pullers) >= CONSUMERS_MAX:
+    def _shared(self, whose: _Whose) -> SharedPull:
+        shared = self._pulls.get(whose)
+        if shared is None:
+            if len(self._pulls) >= CONSUMERS_MAX:
                 raise Refusal(
                     429, "slow_down", f"{CONSUMERS_MAX} groups are pulled from; ask again later", {"Retry-After": "60"}
                 )
             consumer = self._new_consumer(whose.subject, whose.group, milliseconds("lease_ms", whose.lease_ms))
-            puller = self._pullers[whose] = _Puller(consumer)
-        return puller
+            shared = self._pulls[whose] = SharedPull(consumer)
+        return shared
 
-    def _hold(self, lease: str, message: AsyncMessage, ends_at: float) -> dict[str, object]:
-        self._held[lease] = _Held(message, ends_at)
-        return {"lease": lease, **shown(message)}
+    def _hold(self, consumer: AsyncConsumer, share: Share, ends_at: float) -> list[PulledMessage]:
+        batch, rows = share
+        # Random bytes for all leases cost one call of the system.
+        drawn = secrets.token_urlsafe(LEASE_BYTES * len(rows))
+        leases = [drawn[first : first + LEASE_CHARS] for first in range(0, len(drawn), LEASE_CHARS)]
+        pulled = shown(PulledMessage, leases, batch, rows)
+        for lease, row, message in zip(leases, rows, pulled, strict=True):
+            self._held[lease] = _Held(consumer, handle_at(batch, row), message.attempt, ends_at)
+        return pulled
 
     # What is said of messages.
 
     async def ack(self, wish: Leases) -> list[dict[str, object]]:
         """The work on these messages is done; the answer for each comes when that is durable."""
-        return await self._say(wish, lambda message: message.ack(), settles=True)
+        return await self._say(wish, lambda held: ACK)
 
     async def nack(self, wish: GivenBack) -> list[dict[str, object]]:
         """Give these messages back."""
         delay = None if wish.delay_ms is None else milliseconds("delay_ms", wish.delay_ms)
-        return await self._say(wish, lambda message: message.nack(delay, error=wish.error), settles=True)
+        return await self._say(wish, lambda held: held.consumer.word_back(held.attempt, delay, wish.error))
 
     async def reject(self, wish: Unwanted) -> list[dict[str, object]]:
         """Keep these messages as dead letters."""
-        return await self._say(wish, lambda message: message.reject(wish.reason, error=wish.error), settles=True)
+        return await self._say(wish, lambda held: rejected(wish.reason, wish.error))
 
     async def extend(self, wish: Extension) -> list[dict[str, object]]:
         """Hold these messages for longer, from now on."""
         length, ends_at = milliseconds("lease_ms", wish.lease_ms), time.monotonic() + wish.lease_ms / 1_000
-        told = await self._say(wish, lambda message: message.extend(length), settles=False)
+        told = await self._say(wish, lambda held: extended(length), settles=False)
         for lease, each in zip(wish.leases, told, strict=True):
             if "code" not in each and lease in self._held:
                 self._held[lease] = self._held[lease]._replace(ends_at=ends_at)
         return told
 
     async def _say(
-        self, wish: Leases, say: Callable[[AsyncMessage], Awaitable[None]], *, settles: bool
+        self, wish: Leases, word_of: Callable[[_Held], Word], *, settles: bool = True
     ) -> list[dict[str, object]]:
-        async def one(lease: str) -> dict[str, object]:
-            held = self._held.pop(lease, None) if settles else self._held.get(lease)
-            if held is None:
-                return problem(
-                    Refusal(410, "stale_handle", "this gateway holds no such lease: it is over, or was settled")
-                )
-            try:
-                await say(held.message)
-            except DelaydError as error:
-                if settles and held.ends_at > time.monotonic():
-                    self._held[lease] = held  # Nobody knows whether it was heard; the caller may say it again.
-                return problem(error)
-            return {"lease": lease}
-
+        """Say a word of each message, and tell what became of it."""
         told: list[dict[str, object]] = []
         for first in range(0, len(wish.leases), PULL_MAX):  # Many at once would hold others up.
-            told += await asyncio.gather(*map(one, wish.leases[first : first + PULL_MAX]))
+            told += await self._say_some(wish.leases[first : first + PULL_MAX], word_of, settles=settles)
         return told
+
+    async def _say_some(
+        self, leases: Sequence[str], word_of: Callable[[_Held], Word], *, settles: bool
+    ) -> list[dict[str, object]]:
+        told: dict[int, dict[str, object]] = {}  # By the place of the lease in the request.
+        by_word: dict[tuple[AsyncConsumer, Word], dict[int, _Held]] = {}
+        for place, lease in enumerate(leases):
+            held = self._held.get(lease)
+            if held is None:
+                told[place] = problem(NOT_HELD)
+                continue
+            try:
+                by_word.setdefault((held.consumer, word_of(held)), {})[place] = held
+            except DelaydError as error:
+                told[place] = problem(error)
+                continue
+            if settles:
+                del self._held[lease]
+        words = [(consumer, word, of_word) for (consumer, word), of_word in by_word.items()]
+        alone = len(words) == 1  # Then it needs no task of its own.
+        for errors, (_, _, said) in zip(
+            [await _said(*words[0])] if alone else await asyncio.gather(*(_said(*each) for each in words)),
+            words,
+            strict=True,
+        ):
+            for place, why in errors.items():
+                told[place] = problem(why)
+                held = said[place]
+                if settles and not isinstance(why, StaleHandle) and held.ends_at > time.monotonic():
+                    self._held[leases[place]] = held  # Nobody knows whether it was heard; the caller may say it again.
+        return [told.get(place) or {"lease": lease} for place, lease in enumerate(leases)]
 
     async def _sweep(self) -> None:
         """Forget leases that are over, and close consumers that nobody asks."""
         while True:
             await asyncio.sleep(1.0)
-            now = time.monotonic()
-            for lease in [lease for lease, held in self._held.items() if held.ends_at <= now]:
-                del self._held[lease]
+            leases = [*self._held]
+            for first in range(0, len(leases), SWEEP_ROWS):
+                now = time.monotonic()
+                for lease in leases[first : first + SWEEP_ROWS]:
+                    held = self._held.get(lease)
+                    if held is not None and held.ends_at <= now:
+                        del self._held[lease]
+                await asyncio.sleep(0)
             # What such a consumer has pulled can be settled all the same.
-            for whose, puller in list(self._pullers.items()):
-                if not puller.pulls and puller.used_at + IDLE_S <= now:
-                    del self._pullers[whose]
-                    await _quietly(puller.consumer.close())
+            unused = asyncio.get_running_loop().time() - IDLE_S
+            for whose, shared in [*self._pulls.items()]:
+                if shared.rests_since(unused):
+                    del self._pulls[whose]
+                    await _quietly(shared.close())
 
 
-async def _until(task: asyncio.Task[None]) -> None:
-    await asyncio.wait((task,))
+async def _said(consumer: AsyncConsumer, word: Word, of_word: Mapping[int, _Held]) -> dict[int, DelaydError]:
+    """Say a word of messages, durably; why it does not count for some of them, by their places."""
+    try:
+        await consumer.settle([held.handle for held in of_word.values()], True, word)
+    except StaleHandle as error:
+        stale = StaleRows(error.handles)
+        lost = {place: stale.of([held.handle]) for place, held in of_word.items()}
+        return {place: each for place, each in lost.items() if each is not None}
+    except DelaydError as error:
+        return dict.fromkeys(of_word, error)
+    return {}
 
 
 async def _quietly(work: Awaitable[None]) -> None:

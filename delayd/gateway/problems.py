@@ -25,6 +25,7 @@ from delayd.errors import (
     QueueFull,
     RequestTimedOut,
     RetryLater,
+    StaleHandle,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -32,6 +33,7 @@ STATUSES: tuple[tuple[type[DelaydError], int], ...] = (
     (MessageTooLarge, 413),
     (KeyPending, 409),
     (InFlight, 409),
+    (StaleHandle, 410),
     (QueueFull, 429),
     (BatchMalformed, 400),
     (NotAllowed, 403),

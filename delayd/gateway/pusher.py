@@ -36,7 +36,7 @@ from delayd.errors import BadArgument, BadHeaders, DelaydError
 from delayd.gateway.caller import Caller, Outcome
 from delayd.gateway.pacing import Breaker, Pace
 from delayd.gateway.signing import Signer, valid_keys
-from delayd.gateway.values import FLOW, JSON, PULL_MAX, TIMEOUT, duration, shown
+from delayd.gateway.values import FLOW, JSON, PULL_MAX, TIMEOUT, PushedMessage, duration, shown
 from delayd.hours import instant_text
 from delayd.machine.operating import LogLimit
 from delayd.wire.push import TIMEOUT_MS_MAX, TIMEOUT_MS_MIN, PushTarget, header_pairs, per_second
@@ -393,7 +393,8 @@ class Pusher:
             headers |= _headers_of(message)
             headers["webhook-id"] = message_id(message)
         else:
-            body = _encode([{"id": message_id(each), **shown(each)} for each in messages])
+            rows = [(each, range(each.row, each.row + 1)) for each in messages]
+            body = _encode([shown(PushedMessage, [message_id(each)], each.columns, row)[0] for each, row in rows])
             headers["content-type"] = JSON
             headers["webhook-id"] = _batch_id(messages)
         now_s = time.time()

@@ -12,14 +12,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import product
+from itertools import product, repeat
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from delayd.client.pulling.message import MessageView
+from delayd.client.pulling.message import MessageColumns
 from delayd.client.sending.receipts import Receipt, ReceiptPart, receipts, tokens_of
 from delayd.errors import BadArgument, InFlight, KeyPending
 from delayd.hours import instant_text
@@ -30,6 +30,7 @@ WAIT_MS_MAX = 30_000  # Shorter than proxies wait for an answer.
 LEASE_MS_MAX = 43_200_000
 LEASES_MAX = 10_000
 INTEGER_MAX = (1 << 63) - 1
+NO_HEADERS: Mapping[str, str | bytes] = {}
 
 FLOW, TIMEOUT = "delayd-flow", "delayd-timeout"  # Headers of a message for its push target.
 
@@ -39,6 +40,7 @@ _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 
 
 S = TypeVar("S")
+M = TypeVar("M", "PulledMessage", "PushedMessage")
 
 Instant = Annotated[datetime, Meta(tz=True)]
 """With its offset from UTC."""
@@ -316,10 +318,12 @@ class PendingTotal(msgspec.Struct, frozen=True, kw_only=True):
     unread: int
 
 
-class PulledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message that the caller holds, under the name of its lease."""
+class ShownMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message that is due, as JSON has it; each kind says how its name is called there."""
 
-    lease: str
+    name: str
+    body: str | None = None
+    body_base64: str | None = None
     subject: str
     attempt: int
     deliver_at: str
@@ -329,9 +333,19 @@ class PulledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     sequence: int
     key: str | None = None
     tags: tuple[str, ...] = ()
-    body: str | None = None
-    body_base64: str | None = None
     headers: dict[str, str] | None = None
+
+
+class PulledMessage(ShownMessage, frozen=True, kw_only=True, omit_defaults=True):
+    """A message that the caller holds, under the name of its lease."""
+
+    name: str = msgspec.field(name="lease")
+
+
+class PushedMessage(ShownMessage, frozen=True, kw_only=True, omit_defaults=True):
+    """A message in a POST of several, with its `webhook-id`."""
+
+    name: str = msgspec.field(name="id")
 
 
 class PulledMessages(msgspec.Struct, frozen=True, kw_only=True):
@@ -445,19 +459,39 @@ def header_texts(headers: Mapping[str, str | bytes]) -> dict[str, str]:
     }
 
 
-def shown(message: MessageView) -> dict[str, object]:
-    """A pulled message in an answer, or in a POST of several."""
-    told: dict[str, object] = {**body_of(message.body), "subject": message.subject}
-    told |= {"attempt": message.attempt, "deliver_at": instant_text(message.deliver_at_ms)}
-    told |= {"deliver_at_ms": message.deliver_at_ms, "late_ms": message.late_ms}
-    told |= {"log_id": f"{message.log_id:016x}", "sequence": message.sequence}
-    if message.headers:
-        told["headers"] = header_texts(message.headers)
-    if message.key is not None:
-        told["key"] = message.key
-    if message.tags:
-        told["tags"] = message.tags
-    return told
+def shown(kind: type[M], names: Sequence[str], columns: MessageColumns, rows: range) -> list[M]:
+    """These rows of pulled messages in an answer or a POST, under these names."""
+    cut = slice(rows.start, rows.stop)
+    return [
+        kind(
+            name=name,
+            subject=subject,
+            attempt=attempt,
+            deliver_at=instant_text(due_ms),
+            deliver_at_ms=due_ms,
+            late_ms=late_ms,
+            log_id=f"{log_id:016x}",
+            sequence=sequence,
+            key=key,
+            tags=tags,
+            headers=header_texts(headers) or None,
+            **body_of(body),
+        )
+        for name, subject, attempt, due_ms, late_ms, log_id, sequence, key, tags, headers, body in zip(
+            names,
+            columns.subjects[cut],
+            columns.attempts[cut].tolist(),
+            columns.instants[cut],
+            columns.late_ms[cut].tolist(),
+            columns.log_ids[cut].tolist(),
+            columns.sequences[cut].tolist(),
+            columns.keys[cut],
+            columns.tags[cut],
+            columns.headers[cut] if any(columns.headers_bytes[cut]) else repeat(NO_HEADERS, len(rows)),
+            columns.bodies[cut],
+            strict=True,
+        )
+    ]
 
 
 def utc(moment: datetime | None, name: str) -> datetime | None:

@@ -407,6 +407,74 @@ def test_pulls_that_nobody_waits_for_cost_a_message_no_attempt(cluster: Cluster)
     cluster.gateway.say("ack", message["lease"])
 
 
+def test_callers_who_wait_share_what_comes_in_the_order_in_which_they_asked(cluster: Cluster) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        waiting = []
+        for _ in range(3):
+            waiting.append(pool.submit(cluster.gateway.pull, "shared", max_messages=2, wait_ms=20_000))
+            time.sleep(0.2)
+        due_ms = round(time.time() * 1_000) + 500
+        cluster.gateway.ask(
+            *("POST", "/v1/subjects/shared/messages"),
+            [{"body": str(number), "deliver_at_ms": due_ms} for number in range(5)],
+        )
+        pulled = [each.result(LIMIT_S) for each in waiting]
+    assert [[message["body"] for message in each] for each in pulled] == [["0", "1"], ["2", "3"], ["4"]]
+    leases = [message["lease"] for each in pulled for message in each]
+    assert cluster.gateway.say("ack", *leases) == [{"lease": lease} for lease in leases]
+    assert cluster.gateway.pull("shared", wait_ms=0) == []
+
+
+def test_who_waits_for_less_time_than_others_is_answered_in_time(cluster: Cluster) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        longer = pool.submit(cluster.gateway.pull, "patience", wait_ms=25_000)
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert cluster.gateway.pull("patience", wait_ms=0) == []
+        assert cluster.gateway.pull("patience", wait_ms=300) == []
+        assert time.monotonic() - began < 12 and not longer.done()
+        cluster.gateway.ask("POST", "/v1/subjects/patience/messages?delay_ms=0", b"x")
+        (message,) = longer.result(LIMIT_S)
+    cluster.gateway.say("ack", message["lease"])
+
+
+def test_what_was_asked_for_by_who_hung_up_goes_to_the_others_as_a_first_attempt(cluster: Cluster) -> None:
+    body = b'{"max_messages": 5, "wait_ms": 20000}'
+    with ThreadPoolExecutor(1) as pool:
+        with socket.create_connection(("127.0.0.1", cluster.gateway.port), LIMIT_S) as line:
+            line.sendall(
+                b"POST /v1/subjects/heirs/groups/g/pull HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n%s"
+                % (len(body), body)
+            )
+            time.sleep(0.3)
+            heir = pool.submit(cluster.gateway.pull, "heirs", max_messages=2, wait_ms=20_000)
+            time.sleep(0.3)
+        time.sleep(0.2)
+        due_ms = round(time.time() * 1_000) + 200
+        messages = [{"body": str(number), "deliver_at_ms": due_ms} for number in range(5)]
+        cluster.gateway.ask("POST", "/v1/subjects/heirs/messages", messages)
+        pulled = heir.result(LIMIT_S)
+    assert [(message["body"], message["attempt"]) for message in pulled] == [("0", 1), ("1", 1)]
+    rest: list[Json] = []
+    while len(rest) < 3:
+        rest += cluster.gateway.pull("heirs", max_messages=5)
+    assert [(message["body"], message["attempt"]) for message in rest] == [("2", 1), ("3", 1), ("4", 1)]
+    leases = [message["lease"] for message in pulled + rest]
+    assert cluster.gateway.say("ack", *leases) == [{"lease": lease} for lease in leases]
+
+
+def test_words_about_messages_of_several_groups_are_heard_each_by_itself(cluster: Cluster, operated: Gateway) -> None:
+    leases: list[object] = []
+    for group in ("stays", "ends"):
+        cluster.gateway.ask("POST", f"/v1/subjects/{group}/messages?delay_ms=0", b"x")
+        (message,) = cluster.gateway.pull(group)
+        leases.append(message["lease"])
+    assert operated.ask("DELETE", "/v1/subjects/ends/groups/g").status == 200
+    kept, stale, unknown = cluster.gateway.say("ack", *leases, "x" * 20)
+    assert kept == {"lease": leases[0]}
+    assert (stale["status"], stale["code"]) == (410, "stale_handle") == (unknown["status"], unknown["code"])
+
+
 def test_a_slash_in_a_name_is_none_of_the_path(cluster: Cluster) -> None:
     cluster.gateway.ask("POST", "/v1/subjects/a%2Fmessages%2Fb/messages?delay_ms=0", b"x")
     (message,) = cluster.gateway.pull("a/messages/b", "x%2Fgroups%2Fy")

@@ -351,7 +351,7 @@ class AckLane:
             await self._deliver(said[:half], until_s)
             await self._deliver(said[half:], until_s)
             return
-        self._tell(said, _StaleRows(stale), error)
+        self._tell(said, StaleRows(stale), error)
 
     async def _send(self, handles: Handles, until_s: float) -> list[StaleRow]:
         backoff = RetryWaits()
@@ -392,7 +392,7 @@ class AckLane:
         except TimeoutError:
             raise RequestTimedOut("no connection to the realtime server was made in time", sent=False) from None
 
-    def _tell(self, said: Sequence[_Said], stale: _StaleRows, error: DelaydError | None) -> None:
+    def _tell(self, said: Sequence[_Said], stale: StaleRows, error: DelaydError | None) -> None:
         unwatched: Handles = []
         for one in said:
             if one.durable is None:
@@ -408,7 +408,7 @@ class AckLane:
             self._failures.add(failure)
 
 
-class _StaleRows:
+class StaleRows:
     """What answers said of stale handles; each question costs the logarithm of the rows, and the rows that it meets."""
 
     def __init__(self, rows: Iterable[StaleRow]) -> None:

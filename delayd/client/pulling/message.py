@@ -290,7 +290,7 @@ class MessageColumns:
         every: NDArray[np.uint16] = np.minimum(here + before, ATTEMPT_MAX).astype(np.uint16)
         return every
 
-    @property
+    @cached_property
     def late_ms(self) -> Int64s:
         """int64[n]: how long after it was due each message was received here, in milliseconds of the server's clock."""
         return np.array(self._receipts_ms, np.int64) - self.deliver_at_ms
