@@ -31,6 +31,7 @@ from delayd.client.asking.messages import (
     asked_of,
     asked_of_batch,
     count_of,
+    unmoved_of,
 )
 from delayd.client.asking.once import CheckedSends, OnceSends
 from delayd.client.asking.recurring import RecurringInfo, RecurringOptions, Schedules, spec_of
@@ -138,26 +139,34 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         return self._run(self._core.send_batch(columns, window_ms))
 
     async def cancel(
-        self, subject: str, *, receipt: Receipt | None = None, key: Key | None = None, group: str | None = None
+        self,
+        subject: str,
+        *,
+        receipt: Receipt | None = None,
+        key: Key | None = None,
+        group: str | None = None,
+        if_unmoved: bool = False,
     ) -> CancelAnswer:
         """End a message that is pending, so that it is never delivered.
 
         Returns a `CancelAnswer`: CANCELLED (durably, also if it was cancelled before), ALREADY_DISPATCHED (it has left,
-        or has ended in another way: `get` says how), IN_FLIGHT (it is being handed over: ask again a moment later), or
-        UNKNOWN (no such message is kept).
+        or has ended in another way: `get` says how), IN_FLIGHT (it is being handed over: ask again a moment later),
+        UNKNOWN (no such message is kept), or CHANGED (with ``if_unmoved``).
 
         Args:
             receipt: what `send` returned; it names this message.
             key: in place of the receipt, the key that the message was sent with; it names the newest message that took
                 it.
             group: when this group gave the message back, end it where it waits for the group, or as its dead letter.
+            if_unmoved: end only the message that the receipt was given for: one that was moved since stays as it is.
 
         Raises:
             CallerError: an argument is wrong, or nobody knows the receipt's server.
             RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
                 be cancelled; ask again, for to cancel twice does no harm.
         """
-        one = asked_of(subject, receipt, key)
+        exact = need_bool("if_unmoved", if_unmoved)
+        one = unmoved_of(subject, receipt, key, group) if exact else asked_of(subject, receipt, key)
         return await self._run(self._core.follower.cancel(subject, group, one))
 
     async def cancel_batch(
@@ -182,12 +191,14 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         deliver_at: datetime | None = None,
         deliver_at_ms: int | None = None,
         group: str | None = None,
+        if_unmoved: bool = False,
     ) -> Rescheduled:
         """Move a pending message to another instant, earlier or later.
 
         Returns a `Rescheduled`: its ``answer`` is MOVED (durably, also when it was due at that instant already),
         ALREADY_DISPATCHED (it has left, or has ended in another way), IN_FLIGHT (it is being handed over: ask again a
-        moment later), CANCELLED (it was cancelled or replaced before), or UNKNOWN (no such message is kept).
+        moment later), CANCELLED (it was cancelled or replaced before), UNKNOWN (no such message is kept), or CHANGED
+        (with ``if_unmoved``).
 
         The message keeps its subject, key, tags, headers and body. Its earlier receipts go on to stand for it.
 
@@ -196,6 +207,7 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
             delay, deliver_at, deliver_at_ms: as for `send`; give one.
             group: when this group gave the message back, move it where it waits for the group; a dead letter comes to
                 the group at the new instant.
+            if_unmoved: as for `cancel`. Of two such moves of one receipt at the same moment one is done.
 
         Raises:
             CallerError: an argument is wrong, the instant is refused as that of a send would be, or nobody knows the
@@ -203,7 +215,8 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
             RetryLater, ConnectionLost, RequestTimedOut: the server gave no answer within the timeout. The message may
                 be moved; ask again, for to move it to the same instant twice does no harm.
         """
-        one = asked_of(subject, receipt, key)
+        exact = need_bool("if_unmoved", if_unmoved)
+        one = unmoved_of(subject, receipt, key, group) if exact else asked_of(subject, receipt, key)
         core = self._core
         when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon)
         instants = NewInstants(np.array([when], np.int64), relative)
@@ -434,12 +447,16 @@ class AsyncProducer(SendsBatches, AsyncClient["AwaitedSends"]):
         """
         return await self._run(self._core.schedules.run(name))
 
-    async def delete_recurring(self, name: Key) -> bool:
+    async def delete_recurring(self, name: Key, *, if_version: int | None = None) -> bool:
         """End a schedule. What it has sent before stays. Returns False when there is no schedule of this name.
 
-        ``name`` is that of the schedule. Raises as `cancel`.
+        Args:
+            name: of the schedule.
+            if_version: only if the schedule has this version.
+
+        Raises as `cancel`, and RecurringConflict.
         """
-        return await self._run(self._core.schedules.delete(name))
+        return await self._run(self._core.schedules.delete(name, if_version))
 
     async def get_recurring(self, name: Key) -> RecurringInfo | None:
         """Read a schedule; None when there is none of this name. ``name`` and errors as of `delete_recurring`."""

@@ -34,6 +34,7 @@ from delayd.wire.asked import (
 )
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.heads import (
+    need_bool,
     need_int,
     need_str,
     need_u64,
@@ -375,12 +376,16 @@ class Requests:
             check_subject(subject)
         elif entry is not None:
             entry.check_whole(kind)
-        if frame.type == RequestType.RESCHEDULE:
-            moved_by = read_move_try(frame.head)
-            self._core.asked.endings.reschedule(*read_moves(frame.body), answered, subject, moved_by)
+        endings = self._core.asked.endings
+        if frame.type == RequestType.GET:
+            endings.get(read_asked(frame.body), answered, subject)
             return
-        ask = self._core.asked.endings.cancel if frame.type == RequestType.CANCEL else self._core.asked.endings.get
-        ask(read_asked(frame.body), answered, subject)
+        exact = "exact" in frame.head and need_bool(frame.head, "exact")
+        if frame.type == RequestType.CANCEL:
+            endings.cancel(read_asked(frame.body), answered, subject, exact=exact)
+        else:
+            moved_by = read_move_try(frame.head)
+            endings.reschedule(*read_moves(frame.body), answered, subject, moved_by, exact=exact)
 
     def _find(self, peer: Peer, frame: Frame) -> None:
         """List pending messages, a piece at a time."""

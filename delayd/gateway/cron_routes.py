@@ -18,7 +18,7 @@ from starlette.responses import Response
 from delayd.client.asking.recurring import RecurringInfo
 from delayd.client.instants import instant_ms
 from delayd.client.producer import AsyncProducer
-from delayd.errors import BadArgument, NoRecurring, RecurringConflict
+from delayd.errors import NoRecurring, RecurringConflict
 from delayd.gateway.conditions import changed_since, entity_tag, if_match, if_new
 from delayd.gateway.problems import Refusal
 from delayd.gateway.sends import decoded, part, queried, query_of, read_body
@@ -204,10 +204,12 @@ class CronRoutes:
     async def delete(self, request: Request) -> Response:
         """End a schedule."""
         queried(request)
-        if if_match(request) is not None:
-            raise BadArgument("a deletion ends whatever version there is; leave If-Match out")
-        name = part(request, "name")
-        if not await self._producer().delete_recurring(name):
+        name, version = part(request, "name"), _version(request)
+        try:
+            found = await self._producer().delete_recurring(name, if_version=version)
+        except RecurringConflict as error:
+            raise changed_since(error.message, error.version) from error
+        if not found:
             raise _none(name)
         return Response(_encode(ScheduleDeleted(name=name)), media_type=JSON)
 

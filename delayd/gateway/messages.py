@@ -1,7 +1,7 @@
 """Messages: what became of one, by the id of its receipt or by its key; cancel it, move it; list what is pending.
 
-The ETag of a pending message names it as it stands: a move gives it another one. With `If-Match` the message that was
-seen is moved or cancelled by its receipt.
+The ETag of a pending message names it as it stands: a move gives it another one. With `If-Match` the delay
+server moves or cancels the row that was seen and no other one, so of several such requests one is done.
 
 Invariant: an answer says what the servers said. A message that is known and can't be changed any more is a 409, whose
 `state` says why.
@@ -10,7 +10,7 @@ Invariant: an answer says what the servers said. A message that is known and can
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -28,6 +28,7 @@ from delayd.hours import instant_text
 from delayd.outcome import MessageState
 from delayd.wire.asked import CancelAnswer, RescheduleAnswer
 
+LOOKS_MAX = 4  # A message that is looked at may be moved at the same moment.
 AGAIN = {"Retry-After": "1"}  # A message in flight is decided a moment later, most often.
 
 _WHEN = msgspec.json.Decoder(When)
@@ -76,8 +77,10 @@ async def get(producer: AsyncProducer, named: Named) -> Response:
 
 async def cancel(producer: AsyncProducer, named: Named, request: Request) -> Response:
     """End a message that is pending."""
-    receipt, key = await _required(producer, named, request)
-    answer = await producer.cancel(named.subject, receipt=receipt, key=key)
+    wish = await _required(producer, named, request)
+    answer = await producer.cancel(named.subject, **wish)
+    if answer is CancelAnswer.CHANGED:
+        raise await _changed(producer, named)
     if answer is not CancelAnswer.CANCELLED:
         raise _refused(answer.name)
     return Response(_encode({"state": "cancelled"}), media_type=JSON)
@@ -85,37 +88,59 @@ async def cancel(producer: AsyncProducer, named: Named, request: Request) -> Res
 
 async def move(producer: AsyncProducer, named: Named, request: Request) -> Response:
     """Move a pending message to another instant."""
-    when = decoded(_WHEN, await read_body(request, MESSAGE_BYTES_MAX)).terms()
-    receipt, key = await _required(producer, named, request)
-    moved = await producer.reschedule(named.subject, receipt=receipt, key=key, **when)  # type: ignore[arg-type]
+    when: Any = decoded(_WHEN, await read_body(request, MESSAGE_BYTES_MAX)).terms()
+    wish = await _required(producer, named, request)
+    moved = await producer.reschedule(named.subject, **wish, **when)
+    if moved.answer is RescheduleAnswer.CHANGED:
+        raise await _changed(producer, named)
     if moved.answer is not RescheduleAnswer.MOVED or moved.receipt is None:
         raise _refused(moved.answer.name)
     return Response(_encode(Given.of(moved.receipt)), headers=message_tag(moved.receipt), media_type=JSON)
 
 
-async def _required(producer: AsyncProducer, named: Named, request: Request) -> tuple[Receipt | None, str | None]:
-    """How the message is named to the servers. With `If-Match` that is the receipt of the one that was seen, so that
-    another one which takes its key meanwhile is left alone.
+class _Wish(TypedDict):
+    receipt: Receipt | None
+    key: str | None
+    if_unmoved: bool
+
+
+async def _required(producer: AsyncProducer, named: Named, request: Request) -> _Wish:
+    """How the message is named to the servers. With `If-Match` that is the receipt of the one that was seen, as it
+    stands: the delay server changes it alone, and not when it was moved meanwhile.
     """
     seen = if_match(request)
     if seen is None:
-        return named.receipt, named.key
+        return {"receipt": named.receipt, "key": named.key, "if_unmoved": False}
     current = await current_receipt(producer, named)
     if current is not None:
         if _word_of(current) != seen:
-            raise changed_since("the message was moved, or another one has its key", _word_of(current))
-        return current, None
-    state = (await producer.get(named.subject, receipt=named.receipt, key=named.key)).state
+            raise _moved_to(current)
+        return {"receipt": current, "key": None, "if_unmoved": True}
+    state = (await producer.get(**named._asdict())).state
     if state is MessageState.PENDING:
         raise _refused("IN_FLIGHT")  # It was moved or sent just now.
     raise _refused(state.name)
 
 
+async def _changed(producer: AsyncProducer, named: Named) -> Refusal:
+    """Why a message was not as it had been seen, at the moment of the decision."""
+    current = await current_receipt(producer, named)
+    return _refused("IN_FLIGHT") if current is None else _moved_to(current)
+
+
+def _moved_to(current: Receipt) -> Refusal:
+    return changed_since("the message was moved, or another one has its key", _word_of(current))
+
+
 async def current_receipt(producer: AsyncProducer, named: Named) -> Receipt | None:
     """The receipt of a message as it stands now; None when it is not pending."""
-    pages = producer.pending(named.subject, receipt=named.receipt, key=named.key, page_size=1)
-    page = await pages.next()
-    return next((message.receipt for message in page or ()), None)
+    for _ in range(LOOKS_MAX):
+        page = await producer.pending(**named._asdict(), page_size=1).next()
+        if page is not None:
+            return next(iter(page)).receipt
+        if (await producer.get(**named._asdict())).state is not MessageState.PENDING:
+            break
+    return None
 
 
 async def listed(producer: AsyncProducer, request: Request) -> Response:

@@ -250,7 +250,11 @@ def operations_of(gateway: Gateway) -> list[Operation]:
             conditions=("If-Match", "If-None-Match"),
             tagged=True,
         ),
-        op("DELETE", schedule, "delete_schedule", "End a schedule.", cron.delete, ScheduleDeleted, fails=(404,)),
+        op(
+            *("DELETE", schedule, "delete_schedule", "End a schedule.", cron.delete, ScheduleDeleted),
+            fails=(404,),
+            conditions=match,
+        ),
         op(
             *("POST", f"{schedule}/pause", "pause_schedule", "Send nothing for now.", cron.pause, Schedule),
             takes={JSON: CronNote},

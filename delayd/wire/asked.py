@@ -68,6 +68,7 @@ class CancelAnswer(IntEnum):
     ALREADY_DISPATCHED = 2
     IN_FLIGHT = 3
     UNKNOWN = 4
+    CHANGED = 6
 
 
 class RescheduleAnswer(IntEnum):
@@ -78,6 +79,7 @@ class RescheduleAnswer(IntEnum):
     IN_FLIGHT = 3
     UNKNOWN = 4
     CANCELLED = 5
+    CHANGED = 6
 
 
 class Asked(NamedTuple):

@@ -43,6 +43,7 @@ ANY = (META, DELAY, REALTIME)
 GROUP = "subject:str group:group"
 ROWS = "log_id:u64 subject?:str"  # The server that a receipt names, or the owner of keys.
 TRIES = "asker?:1..u64 low_water?:u64"
+EXACT = "exact?:bool"  # By receipt: rows that were moved since stay as they are.
 HANDLES = "subjects?:[named] handles:[handle] log_id?:u64"
 # A group of one subject, or a subscription to many on this connection.
 WHOSE = "subject?:str group?:group subscription?:int"
@@ -272,7 +273,7 @@ class RequestType(IntEnum):
         26,
         Terms(
             (DELAY,),
-            f"{ROWS} {TRIES}",
+            f"{ROWS} {TRIES} {EXACT}",
             ASKED,
             body_bytes_max=ASKED_BODY_BYTES_MAX,
             rights=(Right.CANCEL,),
@@ -287,7 +288,7 @@ class RequestType(IntEnum):
         28,
         Terms(
             (DELAY,),
-            f"{ROWS} {TRIES} number?:u64",
+            f"{ROWS} {TRIES} number?:u64 {EXACT}",
             ASKED,
             body_bytes_max=MOVES_BODY_BYTES_MAX,
             rights=(Right.CANCEL,),

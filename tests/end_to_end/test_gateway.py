@@ -301,6 +301,18 @@ def test_a_message_that_was_changed_since_it_was_seen_is_left_alone(cluster: Clu
             late = gateway.ask(method, f"{path}{name}", body, {"if-match": seen})
             assert (late.status, late.code) == (412, "precondition_failed"), late
             assert late.headers["etag"] == moved.headers["etag"]
+    # Of those who have seen the same and ask at one moment, one is served: the delay server decides.
+    seen = moved.headers["etag"]
+    with ThreadPoolExecutor(12) as pool:
+        racing = [
+            pool.submit(gateway.ask, "PATCH", f"{path}?key=k", {"delay": f"{3 + hours}h"}, {"if-match": seen})
+            for hours in range(12)
+        ]
+        answers = sorted([each.result() for each in racing], key=lambda answer: answer.status)
+    moved, *others = answers
+    assert moved.status == 200
+    for answer in others:  # Whoever looks while it is being moved is to ask again.
+        assert (answer.status, answer.headers.get("etag")) == (412, moved.headers["etag"]) or answer.code == "in_flight"
     gateway.ask("POST", f"{path}?delay=1h&key=k&on_conflict=replace", b"two")
     assert gateway.ask("DELETE", f"{path}?key=k", None, {"if-match": moved.headers["etag"]}).status == 412
     newest = gateway.ask("GET", f"{path}?key=k").headers["etag"]

@@ -98,9 +98,10 @@ def test_a_schedule_is_paused_run_and_deleted(served: tuple[Gateway, str]) -> No
     (message,) = gateway.pull("polls")
     assert message["body"] == "{}"
     assert gateway.ask("POST", "/v1/cron/poll/resume", None, {"if-match": '"2"'}).json["state"] == "active"
-    kept = gateway.ask("DELETE", "/v1/cron/poll", None, {"if-match": '"3"'})
-    assert kept.code == "bad_argument"
-    assert gateway.ask("DELETE", "/v1/cron/poll").json == {"name": "poll"}
+    kept = gateway.ask("DELETE", "/v1/cron/poll", None, {"if-match": '"2"'})
+    assert (kept.status, kept.code, kept.headers["etag"]) == (412, "precondition_failed", '"3"')
+    assert gateway.ask("DELETE", "/v1/cron/poll", None, {"if-match": '"3"'}).json == {"name": "poll"}
+    assert gateway.ask("DELETE", "/v1/cron/poll", None, {"if-match": '"3"'}).status == 200
     assert gateway.ask("DELETE", "/v1/cron/poll").status == 200, "a lost answer may be asked for again"
     assert gateway.ask("DELETE", "/v1/cron/never").code == "no_recurring"
     for method, path in (("GET", ""), ("POST", "/pause"), ("POST", "/run"), ("GET", "/next")):

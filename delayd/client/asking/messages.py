@@ -110,6 +110,7 @@ class AskedMessages(NamedTuple):
     subject: bytes = b""  # Receipts name messages of it: the server refuses one of another subject.
     instants: NewInstants | None = None  # To which they are to be moved.
     number: int = 0  # A move by receipt has one.
+    exact: bool = False  # As in `AskedRows`.
 
     @property
     def row_count(self) -> int:
@@ -133,6 +134,8 @@ def _put_wish(wish: AskedMessages, link: ServerLink) -> tuple[Head, list[bytes]]
         head |= {**wish.numbers.head, "number": wish.number}
     if wish.subject:
         head["subject"] = wish.subject.decode()
+    if wish.exact:
+        head["exact"] = True
     return head, [encode_asked(wish.asked, wanted_at_ms)]
 
 
@@ -303,7 +306,7 @@ _FIELDS = (  # What a question takes from a receipt, and the most that each may 
     ("accepted_at_ms", INSTANT_MS_MAX),
 )
 
-_LEADS_ON = (MessageState.MOVED, MessageState.DRAINED)
+_LEADS_ON = (MessageState.MOVED, MessageState.DRAINED)  # A drained message is as it was, at another server.
 MANY_UNDER_WAY = 4  # Requests of 65,536 rows under way at one server; it takes 16 of them.
 
 
@@ -361,6 +364,7 @@ class AskedRows(NamedTuple):
     log_ids: NDArray[np.uint64] | None
     asked: Asked | AskedKeys
     subject: bytes = b""  # Receipts name messages of it: the server refuses one of another subject.
+    exact: bool = False  # Only messages that are as their receipts say are changed.
 
 
 class AskedOne(NamedTuple):
@@ -368,7 +372,8 @@ class AskedOne(NamedTuple):
 
     log_id: int
     asked: Row | AskedKeys
-    subject: bytes = b""  # As in `AskedRows`.
+    subject: bytes = b""  # As in `AskedRows`, and so is the next.
+    exact: bool = False
 
     def rows(self) -> AskedRows:
         """As columns of one row."""
@@ -376,7 +381,14 @@ class AskedOne(NamedTuple):
             return AskedRows(None, self.asked)
         sequence, due_ms, accepted_ms = self.asked
         columns = Asked(np.array([sequence], np.uint64), np.array([due_ms]), np.array([accepted_ms]))
-        return AskedRows(np.array([self.log_id], np.uint64), columns, self.subject)
+        return AskedRows(np.array([self.log_id], np.uint64), columns, self.subject, self.exact)
+
+
+def unmoved_of(subject: str, receipt: Receipt | None, key: Key | None, group: str | None) -> AskedOne:
+    """Check the arguments of a change of one message that has to be as its receipt says; raises as `asked_of`."""
+    if receipt is None or key is not None or group is not None:
+        raise BadArgument("if_unmoved is about the message of a receipt: give receipt=, and neither key= nor group=")
+    return asked_of(subject, receipt)._replace(exact=True)
 
 
 def asked_of(subject: str, receipt: Receipt | None, key: Key | None = None) -> AskedOne:
@@ -530,7 +542,7 @@ class Asker:
 
     async def one(self, question: About, one: AskedOne) -> np.void:
         """Ask about one message, together with others that wait."""
-        if isinstance(one.asked, AskedKeys):
+        if isinstance(one.asked, AskedKeys) or one.exact:
             _, rows = await self.ask(question, one.rows())
         else:
             rows = await self._joined.ask((question, one.log_id, one.subject, False), one.asked, self._deadline())
@@ -559,7 +571,7 @@ class Asker:
         says is durable.
         """
         deadline = self._deadline()
-        wish = AskedMessages(rows.asked, self._numbers, rows.subject, instants)
+        wish = AskedMessages(rows.asked, self._numbers, rows.subject, instants, exact=rows.exact)
         keys = rows.asked if isinstance(rows.asked, AskedKeys) else None
         if question is GET or (instants is None and keys is None):
             # To ask does nothing, and a receipt names one message: to cancel it twice is to cancel it once.
@@ -652,7 +664,8 @@ class Asker:
         """
         found = (await self._ask_again(question, log_id, wish, deadline)).copy()
         servers = np.full(len(found), log_id, np.uint64)
-        while len(rows := np.flatnonzero(np.isin(found["state"], _LEADS_ON))):
+        leads_on = _LEADS_ON[1:] if wish.exact else _LEADS_ON
+        while len(rows := np.flatnonzero(np.isin(found["state"], leads_on))):
             told = found.take(rows)
             drained = told["state"] == MessageState.DRAINED
             servers[rows] = np.where(drained, told["target_log_id"], servers.take(rows))

@@ -14,13 +14,14 @@ from datetime import date, datetime, timedelta
 from typing import TypedDict
 
 from delayd.batch.names import RECURRING_SUBJECT
-from delayd.client.asking.messages import Asker, Question, asked_of, need_log
+from delayd.client.asking.messages import Asker, Question, asked_of, need_log, unmoved_of
 from delayd.client.asking.walking import Walker, window_of
 from delayd.client.instants import instant_ms, utc
 from delayd.client.limits import Headers as GivenHeaders
 from delayd.client.limits import check_body, check_sent_subject, need_text, pack_headers
+from delayd.client.sending.receipts import Receipt
 from delayd.client.sending.send_options import Key, Tags, check_key, expiry_of, label_of
-from delayd.errors import BadArgument, BadKey, SlowDown
+from delayd.errors import BadArgument, BadKey, RecurringConflict, SlowDown
 from delayd.outcome import MessageState
 from delayd.recurrence.deciding import Misfire, Overlap, RunPolicy
 from delayd.recurrence.recurrence import Fold, Gap, Recurrence
@@ -210,8 +211,32 @@ class Schedules:
         """Send one message now."""
         return await self._ask(RecurringRequest(RecurringWish.RUN, _name(name), number=secrets.randbits(64) or 1))
 
-    async def delete(self, name: Key) -> bool:
-        """End a schedule; whether it was there, or was ended so before."""
+    async def delete(self, name: Key, if_version: int | None) -> bool:
+        """End a schedule; whether it was there, or was ended so before.
+
+        Each change and each occurrence puts another carrier in the place of the one before. So one version is ended by
+        the receipt of its carrier, as long as that stands; when an occurrence was decided meanwhile, it is looked at
+        again.
+        """
+        if _version(if_version) is None:
+            return await self._delete_any(name)
+        for _ in range(LOOKS_MAX):
+            for receipt, info in await self._carriers(name):
+                if info.version != if_version:
+                    raise RecurringConflict(
+                        f"the schedule {info.name!r} is in version {info.version}, not {if_version}; look at it, and"
+                        " give that version",
+                        version=info.version,
+                    )
+                one = unmoved_of(RECURRING_SUBJECT, receipt, None, None)
+                if await self._messages.cancel_one(one) is CancelAnswer.CANCELLED:
+                    return True
+            state = (await self._messages.get_one(asked_of(RECURRING_SUBJECT, None, _name(name)))).state
+            if state not in (MessageState.PENDING, MessageState.IN_FLIGHT):
+                return state is MessageState.CANCELLED
+        raise SlowDown("the schedule is being changed at this moment; nothing was done, so ask again")
+
+    async def _delete_any(self, name: Key) -> bool:
         answer = await self._messages.cancel_one(asked_of(RECURRING_SUBJECT, None, _name(name)))
         if answer is CancelAnswer.IN_FLIGHT:
             raise SlowDown("the schedule is being changed at this moment; nothing was done, so ask again")
@@ -220,9 +245,9 @@ class Schedules:
     async def get(self, name: Key) -> RecurringInfo | None:
         """Read one; None when there is none."""
         for _ in range(LOOKS_MAX):
-            found = await self._listed(name)
+            found = await self._carriers(name)
             if found:
-                return found[0]
+                return found[0][1]
             state = (await self._messages.get_one(asked_of(RECURRING_SUBJECT, None, _name(name)))).state
             if state not in (MessageState.PENDING, MessageState.IN_FLIGHT):
                 return None
@@ -230,20 +255,20 @@ class Schedules:
 
     async def all(self, prefix: str) -> list[RecurringInfo]:
         """Read all, by name."""
-        found = await self._listed(None)
+        found = [info for _, info in await self._carriers(None)]
         return sorted((info for info in found if info.name.startswith(prefix)), key=lambda info: info.name)
 
-    async def _listed(self, name: Key | None) -> list[RecurringInfo]:
+    async def _carriers(self, name: Key | None) -> list[tuple[Receipt, RecurringInfo]]:
         window = window_of(RECURRING_SUBJECT, None, None, None)
         one = None if name is None else asked_of(RECURRING_SUBJECT, None, _name(name))
         # One that is decided about while pages are read may be on two of them: the later one is newer.
-        found: dict[str, tuple[int, RecurringInfo]] = {}
+        found: dict[str, tuple[Receipt, RecurringInfo]] = {}
         async for page in self._walker.pending(window, one, whole=True):
             for message in page:
                 read = info_of_record(message.key or "", RecurringRecord.decode(message.body or b""))
-                if found.get(read.name, (0,))[0] < message.receipt.sequence:
-                    found[read.name] = message.receipt.sequence, read
-        return [read for _, read in found.values()]
+                if read.name not in found or found[read.name][0].sequence < message.receipt.sequence:
+                    found[read.name] = message.receipt, read
+        return list(found.values())
 
     async def _ask(self, request: RecurringRequest) -> RecurringInfo:
         record = await self._messages.ask_owner(RECUR, RECURRING_SUBJECT.encode(), request.name, request)

@@ -77,14 +77,15 @@ class Endings:
         intake.keyed = self.keyed_sends
         intake.decider = Deciding(self.keyed_sends, self.requests)
 
-    def cancel(self, asked: Asked, answer: Answer, subject: bytes = b"") -> None:
+    def cancel(self, asked: Asked, answer: Answer, subject: bytes = b"", *, exact: bool = False) -> None:
         """End pending messages; ``answer`` is called with one answer a row, once they are durable (rule C1). With a
-        subject, it is called with BadArgument when a message has another one.
+        subject, it is called with BadArgument when a message has another one. An ``exact`` request is about the rows
+        themselves: those that were moved since stay, and are CHANGED.
 
         Raises ServerFenced, SlowDown, Stopping, BadRequest: nothing is done.
         """
         self._fence.check()
-        self.requests.take(Whole(RequestWish.CANCEL, asked, Reply(answer), subject=subject))
+        self.requests.take(Whole(RequestWish.CANCEL, asked, Reply(answer), subject=subject, exact=exact))
 
     def get(self, asked: Asked, answer: Answer, subject: bytes = b"") -> None:
         """Call back with what became of messages; raises as `cancel`."""
@@ -98,14 +99,20 @@ class Endings:
         answer: Answer,
         subject: bytes = b"",
         moved_by: MoveTry | None = None,
+        *,
+        exact: bool = False,
     ) -> None:
         """Move pending messages to other instants; ``answer`` is called with one answer a row, once they are durable.
-        With ``moved_by``, each is moved once however often that is asked for under its number (rule I1).
+        With ``moved_by``, each is moved once however often that is asked for under its number (rule I1). ``exact`` is
+        that of `cancel`.
 
         Raises PastHorizon, BadInstant, HourFull, ClockInDoubt, DiskReserve, and as `cancel`: nothing is done.
         """
         self._fence.check()
-        self.requests.take(Whole(RequestWish.MOVE, asked, Reply(answer), wanted_at_ms, subject=subject, tries=moved_by))
+        reply: Reply[AnswerRows] = Reply(answer)
+        self.requests.take(
+            Whole(RequestWish.MOVE, asked, reply, wanted_at_ms, subject=subject, tries=moved_by, exact=exact)
+        )
 
     def find(self, window: AskedWindow, answer: OnFound) -> None:
         """Call back with the next pending messages of a subject and a window; raises as `cancel`."""

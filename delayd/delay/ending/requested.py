@@ -42,6 +42,7 @@ from delayd.wire.meta import SlotSet
 
 PIECE_ROWS = 16_384  # One turn of the loop works on so many rows of a request, in some 10 ms. The rest comes later.
 HOUR_ROWS = 64  # Each hour in which rows are filed takes as long as so many rows.
+NEVER = (1 << 64) - 1  # No row has this sequence.
 STEPS_MAX = 100  # Moves that one request follows; then it is told how far it came, and to ask again from there.
 WAITS_MAX = 8  # So many commits does a request by key wait for rows that take its keys.
 LEADS_MAX = 65_536  # Some 300 bytes each.
@@ -57,6 +58,7 @@ def _answers_by_state(kind: type[CancelAnswer] | type[RescheduleAnswer]) -> NDAr
     return table
 
 
+assert int(CancelAnswer.CHANGED) == int(RescheduleAnswer.CHANGED), "both are told alike"
 _ANSWERS, _MOVE_ANSWERS = _answers_by_state(CancelAnswer), _answers_by_state(RescheduleAnswer)
 _COLUMN_OF = {"sequences": "sequence", "deliver_at_ms": "deliver_at_ms", "accepted_at_ms": "accepted_at_ms"}
 
@@ -99,6 +101,7 @@ class Whole:
     subject: bytes = b""
     # The numbers of a request by key that wants a change, or the one of a move by receipt.
     tries: Tries | MoveTry | None = None
+    exact: bool = False  # It is about the rows that it names, and not about those in their place.
     left: deque[Indices] = field(default_factory=deque)  # The rows of the pieces that are not answered.
     is_begun: bool = False  # Whether one was answered.
     answers: AnswerRows = field(init=False)
@@ -130,6 +133,7 @@ class Whole:
             self.rewrites,
             self.subject,
             None if self.tries is None else self.tries.take(rows),
+            self.exact,
         )
 
     def ask_again(self) -> AnswerRows:
@@ -158,6 +162,7 @@ class Requested:
         # ``told``: rows that this server has followed. ``done``: rows that were moved, or stay for now. ``stay``: the
         # latter, which can't be read or are not among those that leave. ``_pinned``: an earlier try has ended a row, so
         # the request is about that row, whoever has the key now.
+        self.exact = whole.exact
         self.moves_to_ms, self.leaver, self.rewrites = whole.wanted_at_ms, whole.leaver, whole.rewrites
         self.copied: Copied | None = None
         self.has_copy = False  # Whether a copy is being made or waits for its commit.
@@ -192,7 +197,7 @@ class Requested:
     def rows(self, leads: ReceiptLeads, producers: Producers) -> Wanted:
         """The rows that it is about now, to be looked for."""
         # A move that is asked for again looks at each row on the way: where a receipt leads now says nothing of it.
-        if self.steps == 0 and self.leaver is None and not self._moves_since(producers):
+        if self.steps == 0 and self.leaver is None and not self.exact and not self._moves_since(producers):
             followed = leads.follow(self.asked)
             self._take(followed.sequences != self.asked.sequences, followed)
         self.wanted, self.order = wanted_newest(self.asked, self.told)
@@ -247,17 +252,21 @@ class Requested:
         try 1 made its first row as 8. It meets 8, which is due at ten and was made since then: it is answered with 8,
         and 9 stays. Should somebody else have made 8, the message was due at ten all the same while the move was being
         asked for, so there was nothing left to do.
+
+        An exact request goes to such a row of its own tries, and to no other one.
         """
         if self.steps == STEPS_MAX or self.leaver is not None:
             return False
         told = states.take(self.order)
         newer = (told["state"] == MessageState.MOVED) & ~self.done
         asked, newest = self.asked, Asked(told["other"], told["other_at_ms"], told["decided_at_ms"])
+        since = self._moves_since(producers) if newer.any() else 0
+        own = newer & (newest.sequences >= np.uint64(since or NEVER)) & (newest.deliver_at_ms == self.moves_to_ms)
+        if self.exact:
+            newer = own
         if not self._step(newer, newest):
             return False
-        since = self._moves_since(producers) if newer.any() else 0
-        if since:
-            self.done |= newer & (newest.sequences >= np.uint64(since)) & (newest.deliver_at_ms == self.moves_to_ms)
+        self.done |= own
         leads.note(asked, self.asked, newer)
         return True
 
@@ -352,6 +361,8 @@ class Requested:
             if self.rewrites is None:
                 moved |= (told["state"] == MessageState.PENDING) & (asked.deliver_at_ms == self.moves_to_ms)
             told["answer"][moved] = RescheduleAnswer.MOVED
+        if self.exact:
+            told["answer"][told["state"] == MessageState.MOVED] = CancelAnswer.CHANGED
         return told
 
     def in_flight(self) -> AnswerRows:

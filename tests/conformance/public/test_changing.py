@@ -73,6 +73,26 @@ def test_an_earlier_receipt_stands_for_a_moved_message(desk: Desk) -> None:
     assert desk.producer.cancel(desk.subject, receipt=receipt) is CancelAnswer.CANCELLED
 
 
+def test_if_unmoved_a_message_is_changed_only_as_its_receipt_says(desk: Desk) -> None:
+    (first,) = desk.send(b"1", delay=LATER, key="k")
+    ask = desk.producer
+    second = ask.reschedule(desk.subject, receipt=first, delay=2 * LATER, if_unmoved=True).receipt
+    assert second is not None
+    assert ask.reschedule(desk.subject, receipt=first, delay=3 * LATER, if_unmoved=True).answer is (
+        RescheduleAnswer.CHANGED
+    )
+    assert ask.cancel(desk.subject, receipt=first, if_unmoved=True) is CancelAnswer.CHANGED
+    assert ask.get(desk.subject, receipt=first).deliver_at_ms == second.deliver_at_ms, "nothing was done"
+    # An instant at which it is due already is no move.
+    same = ask.reschedule(desk.subject, receipt=second, deliver_at_ms=second.deliver_at_ms, if_unmoved=True)
+    assert same.answer is RescheduleAnswer.MOVED and same.receipt is not None
+    assert ask.cancel(desk.subject, receipt=same.receipt, if_unmoved=True) is CancelAnswer.CANCELLED
+    assert ask.cancel(desk.subject, receipt=same.receipt, if_unmoved=True) is CancelAnswer.CANCELLED, "asked again"
+    for wrong in ({"key": "k"}, {"receipt": first, "group": "g"}, {}):
+        with pytest.raises(delayd.BadArgument, match="if_unmoved"):
+            ask.cancel(desk.subject, if_unmoved=True, **wrong)
+
+
 @by_each_name
 def test_a_pending_message_is_pending(desk: Desk, name: str) -> None:
     (receipt,) = desk.send(b"1", delay=LATER, key="k")

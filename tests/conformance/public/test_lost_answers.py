@@ -57,6 +57,12 @@ def by_receipt(sent: Sent) -> delayd.Receipt | None:
     return moved.receipt
 
 
+def if_unmoved(sent: Sent) -> delayd.Receipt | None:
+    moved = sent.desk.producer.reschedule(sent.desk.subject, receipt=sent.receipt, deliver_at=sent.due, if_unmoved=True)
+    assert moved.answer is RescheduleAnswer.MOVED, "its own try has moved it"
+    return moved.receipt
+
+
 def by_key(sent: Sent) -> delayd.Receipt | None:
     moved = sent.desk.producer.reschedule(sent.desk.subject, key="k0", deliver_at=sent.due)
     assert moved.answer is RescheduleAnswer.MOVED
@@ -84,7 +90,7 @@ def by_a_walk(sent: Sent) -> None:
     assert walked.done == ROWS
 
 
-@pytest.mark.parametrize("move", [by_receipt, by_key, by_receipts, awaited, by_a_walk])
+@pytest.mark.parametrize("move", [by_receipt, if_unmoved, by_key, by_receipts, awaited, by_a_walk])
 def test_rule_I1_a_move_whose_answer_was_lost_undoes_no_later_change(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, move: Callable[[Sent], delayd.Receipt | None]
 ) -> None:
