@@ -46,9 +46,11 @@ from delayd.wire.scheduling import (
     BATCHES_MAX,
     QUOTAS_PAGE_MAX,
     AcceptedResult,
+    DueHour,
     QuotaInfo,
     RefusedResult,
     accepted_head,
+    due_hours_head,
     encode_instants,
     limits_of,
     quotas_head,
@@ -150,6 +152,7 @@ class Requests:
             RequestType.RESCHEDULE: self._ask_rows,
             RequestType.FIND: self._find,
             RequestType.QUOTAS: self._list_quotas,
+            RequestType.DUE_HOURS: self._list_due_hours,
             RequestType.SET_QUOTA: self._set_quota,
             RequestType.PLACES: self._choose_places,
             **(others or {}),
@@ -205,6 +208,13 @@ class Requests:
         after, prefix = need_str(frame.head, "after"), need_str(frame.head, "prefix")
         found = self._core.asked.quotas.listing(after.encode(), prefix.encode(), QUOTAS_PAGE_MAX + 1)
         peer.answer(frame.request_id, self._head(**quotas_head([_quota_info(each) for each in found])))
+
+    def _list_due_hours(self, peer: Peer, frame: Frame) -> None:
+        """Count pending messages by the hour in which they are filed."""
+        after = need_int(frame.head, "after")
+        counted = sorted(self._core.standing.pending_by_hour().items())
+        found = [DueHour(hour, messages) for hour, messages in counted if hour > after and messages > 0]
+        peer.answer(frame.request_id, self._head(**due_hours_head(found)))
 
     def _set_quota(self, peer: Peer, frame: Frame) -> None:
         """Set or lift a quota; the answer goes out when that is durable and in force."""

@@ -114,7 +114,7 @@ class Standing:
         left the wheel and have no outcome yet are ``pending_overdue``.
         """
         memory, now_ms = self._memory, self._site.clock.now_ms()
-        hours = self._pending_by_hour()
+        hours = self.pending_by_hour()
         wheel, last_near = memory.hours.wheel, hour_of_ms(now_ms) + 1
         later = sum([rows for hour, rows in hours.items() if hour > last_near])
         day = sum([rows for hour, rows in hours.items() if last_near < hour <= last_near + DAY_HOURS])
@@ -132,8 +132,10 @@ class Standing:
             "furthest_due_ms": 0 if furthest is None else hour_start_ms(furthest + 1),
         }
 
-    def _pending_by_hour(self) -> Counter[int]:
-        """How many messages of each unsealed hour have no outcome, filed or not."""
+    def pending_by_hour(self) -> Counter[int]:
+        """How many messages of each unsealed hour have no outcome, filed or not. Those that were due when they were
+        accepted count in the hour of that. As of `pending`, outcomes of the last moment are not in it.
+        """
         memory = self._memory
         hours = Counter(memory.hours.pending.count_by_hour())
         for table in (memory.filed.hours.rows, memory.filed.beside.rows):

@@ -78,7 +78,7 @@ class Gateway:
         self._groups = Groups(self._consumer)
         self._push = push
         self.push = PushRoutes(push)
-        self._forecasts = Forecasts()
+        self.forecasts = Forecasts(meta)
         self.admin = AdminRoutes(meta, push.secret)
         self.cron = CronRoutes(lambda: self.producer, self._now_ms)
         self.console = Console(meta, push, clock, callers, audits)
@@ -163,7 +163,7 @@ class Gateway:
 
     async def forecast(self, request: Request) -> Response:
         """How many messages of a subject come due in each period."""
-        return await self._forecasts.of_subject(self.producer, request)
+        return await self.forecasts.of_subject(self.producer, request)
 
     async def pull(self, request: Request) -> Response:
         """Messages are pulled."""

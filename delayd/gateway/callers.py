@@ -55,6 +55,7 @@ RIGHTS = {
     ("GET", "/v1/subjects"): Right.INSPECT,
     ("GET", "/v1/groups"): Right.INSPECT,
     ("GET", "/v1/quotas"): Right.INSPECT,
+    ("GET", "/v1/forecast"): Right.INSPECT,
     ("GET", "/metrics"): Right.INSPECT,
     ("GET", "/v1/cron"): Right.INSPECT,
     ("GET", "/v1/cron/{name}"): Right.INSPECT,

@@ -1,5 +1,5 @@
-"""Forecast: how many pending messages of a subject come due in each hour, day or month, and in which second of it most
-of them do, from what the delay servers list (docs/gateway.md).
+"""Forecast: how many pending messages come due in each hour, day or month (docs/gateway.md): of all subjects, from the
+counts that delay servers keep; of one, from the messages that they list, with the second in which most of them are due.
 
 Memory is bounded by the seconds that have messages, not by the messages. An example: 1,000,000 messages are due within
 a day. Their pages are counted by seconds as they come, and nothing of a page stays but a count for each of at most
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from delayd.batch.columns import Int64s
+from delayd.client.asking.ask import list_due_hours
 from delayd.client.producer import AsyncProducer
 from delayd.gateway.sends import part, query_of
 from delayd.gateway.values import JSON, Instant, utc
@@ -58,6 +59,28 @@ class SubjectForecast(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     in_flight: int
     unread: int
+
+
+class PeriodQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """By which periods, in UTC."""
+
+    by: Literal["hour", "day", "month"] = "day"
+
+
+class PeriodCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many messages come due in a period."""
+
+    period: str
+    messages: int
+
+
+class ClusterForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """The periods that have messages, in order; in `missing` a sentence for each server that could not be asked."""
+
+    by: str
+    periods: list[PeriodCount]
+    pending: int
+    missing: tuple[str, ...]
 
 
 class BusySeconds(NamedTuple):
@@ -123,10 +146,26 @@ class DueCounts:
 
 
 class Forecasts:
-    """Makes forecasts, one at a time; belongs to one loop."""
+    """Makes forecasts, of subjects one at a time; belongs to one loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, meta: str) -> None:
+        self._meta = meta
         self._one = asyncio.Lock()
+
+    async def of_cluster(self, request: Request) -> Response:
+        """How many messages come due in each period."""
+        by = query_of(request, PeriodQuery).by
+        listed = await list_due_hours(self._meta)
+        counts: Counter[str] = Counter()
+        for due in sorted(listed):
+            counts[period_name(due.hour, by)] += due.messages
+        told = ClusterForecast(
+            by=by,
+            periods=[PeriodCount(period=name, messages=messages) for name, messages in counts.items()],
+            pending=counts.total(),
+            missing=listed.missing,
+        )
+        return Response(_encode(told), media_type=JSON)
 
     async def of_subject(self, producer: AsyncProducer, request: Request) -> Response:
         """How many messages of a subject come due in each period."""

@@ -39,7 +39,7 @@ from delayd.gateway.cron_routes import (
     ScheduleDeleted,
     SchedulesListed,
 )
-from delayd.gateway.forecast import ForecastQuery, SubjectForecast
+from delayd.gateway.forecast import ClusterForecast, ForecastQuery, PeriodQuery, SubjectForecast
 from delayd.gateway.groups import Groups
 from delayd.gateway.once import NAME_CHARS_MAX
 from delayd.gateway.openapi import AnyOf, Operation, document
@@ -156,7 +156,12 @@ def operations_of(gateway: Gateway) -> list[Operation]:
             fails=(404,),
         ),
         op(
-            *("GET", "/v1/subjects/{subject}/forecast", "forecast", "How many messages come due when."),
+            *("GET", "/v1/forecast", "forecast", "How many messages come due when.", gateway.forecasts.of_cluster),
+            ClusterForecast,
+            query=PeriodQuery,
+        ),
+        op(
+            *("GET", "/v1/subjects/{subject}/forecast", "forecast_of", "The same of one subject."),
             *(gateway.forecast, SubjectForecast),
             query=ForecastQuery,
         ),

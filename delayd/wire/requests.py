@@ -25,7 +25,7 @@ from delayd.wire.consuming import GroupInfo, SubjectInfo
 from delayd.wire.frame import BODY_BYTES_MAX, HEAD_BYTES_MAX, SEND_BODY_BYTES_MAX, Room
 from delayd.wire.heads import declared
 from delayd.wire.push import PushTarget
-from delayd.wire.scheduling import QuotaInfo, TargetInfo
+from delayd.wire.scheduling import DueHour, QuotaInfo, TargetInfo
 from delayd.wire.tokens import Right, TokenRecord
 
 # Room for names and numbers: three texts at their longest, and fields that this version ignores.
@@ -102,6 +102,7 @@ MAPS = {
     "error?:str message?:str retry_after_ms?:int rows?:[int] next_free_ms?:instant",
     "target": declared(TargetInfo),
     "quota": declared(QuotaInfo),
+    "due_hour": declared(DueHour),
     "push_target": declared(PushTarget),
     "token": declared(TokenRecord),
     "listed_group": declared(GroupInfo),
@@ -350,6 +351,13 @@ class RequestType(IntEnum):
             OF_DELAY,
             body_bytes_max=RECURRING_BODY_BYTES_MAX,
             rights=(Right.SEND,),
+        ),
+    )
+
+    DUE_HOURS = (
+        65,
+        Terms(
+            (DELAY,), "after:int", f"{OF_DELAY} hours:[due_hour] more:bool", cost=Cost.LISTING, rights=(Right.INSPECT,)
         ),
     )
 

@@ -5,8 +5,9 @@ fit, whatever each of them says (rule E1). When they would not, sentences are cu
 named, but at least one of each batch that named any. A client fails the rows that are named and sends the others again;
 if more of them are at fault it is told then.
 
-*Quotas* are of subjects (requests 32 to 34). *Targets* are the realtime servers as a delay server sees them (23 to 25):
-every answer fits one head, however many there are, because it is paged by log_id.
+*Quotas* are of subjects (requests 32 to 34); *due hours* say how many messages are pending in each (65). *Targets* are
+the realtime servers as a delay server sees them (23 to 25). Every answer fits one head, however many there are, because
+it is paged.
 """
 
 from __future__ import annotations
@@ -143,6 +144,27 @@ def quotas_head(quotas: Sequence[QuotaInfo]) -> Head:
 def read_quotas(head: Head) -> tuple[list[QuotaInfo], bool]:
     """The quotas of an answer, and whether there are more."""
     return read_page(QuotaInfo, head, "quotas")
+
+
+DUE_HOURS_PAGE_MAX = 2_000  # Hours in one answer: some 30 bytes each.
+
+
+class DueHour(NamedTuple):
+    """How many messages are pending at one delay server in an hour, counted since the epoch."""
+
+    hour: int
+    messages: int
+
+
+def due_hours_head(hours: Sequence[DueHour]) -> Head:
+    """The answer to DUE_HOURS: the first page of these, and whether there are more."""
+    heads: list[HeadValue] = [dict(each._asdict()) for each in islice(hours, DUE_HOURS_PAGE_MAX)]
+    return {"hours": heads, "more": len(hours) > DUE_HOURS_PAGE_MAX}
+
+
+def read_due_hours(head: Head) -> tuple[list[DueHour], bool]:
+    """The hours of an answer, and whether there are more."""
+    return read_page(DueHour, head, "hours")
 
 
 def limits_of(head: Head) -> tuple[int | None, int | None, int | None]:

@@ -174,6 +174,32 @@ def test_a_forecast_counts_what_is_pending_by_its_periods(cluster: Cluster) -> N
     assert ask("GET", "/v1/subjects/ahead.none/forecast").json["periods"] == []
 
 
+def test_a_forecast_of_all_subjects_is_made_of_what_servers_count(cluster: Cluster) -> None:
+    ask, due = cluster.gateway.ask, "2027-07-01T09:30:00Z"
+    rows: list[Json] = [{"body": "", "deliver_at": due.replace("-01T", f"-0{day}T")} for day in (1, 2, 2)]
+    for subject in ("all.a", "all.b"):
+        assert ask("POST", f"/v1/subjects/{subject}/messages", rows).status == 200
+
+    def until_told(by: str, wanted: dict[object, int]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while True:  # What servers count is a moment behind.
+            found = ask("GET", f"/v1/forecast?by={by}").json
+            counted = {period["period"]: period["messages"] for period in _rows(found["periods"])}
+            assert sum(int(str(count)) for count in counted.values()) == found["pending"] and found["missing"] == []
+            assert list(counted) == sorted(map(str, counted))
+            if {name: count for name, count in counted.items() if str(name).startswith("2027-07")} == wanted:
+                return
+            assert time.monotonic() < deadline, counted
+            time.sleep(0.05)
+
+    until_told("hour", {"2027-07-01T09:00Z": 2, "2027-07-02T09:00Z": 4})
+    until_told("day", {"2027-07-01": 2, "2027-07-02": 4})
+    for line in ask("GET", "/v1/subjects/all.a/messages").lines[:-1]:
+        assert ask("DELETE", f"/v1/subjects/all.a/messages/{line['id']}").status == 200
+    until_told("month", {"2027-07": 3})
+    assert ask("GET", "/v1/forecast?by=year").status == 400
+
+
 def test_of_a_list_each_message_is_kept_or_refused_by_itself(cluster: Cluster) -> None:
     wishes: list[Json] = [
         {"body": "a", "delay": "1h"},

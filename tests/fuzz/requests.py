@@ -175,6 +175,7 @@ MEETING: dict[str, list[RequestType]] = {
         RequestType.GET,
         RequestType.SET_QUOTA,
         RequestType.QUOTAS,
+        RequestType.DUE_HOURS,
         RequestType.PLACES,
     ],
     "realtime": [

@@ -44,7 +44,7 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.heads import need_int, need_u64
 from delayd.wire.meta import ServerInfo, read_servers, read_subject_page
 from delayd.wire.requests import RequestType
-from delayd.wire.scheduling import QuotaInfo, read_quotas
+from delayd.wire.scheduling import DueHour, QuotaInfo, read_due_hours, read_quotas
 
 CONNECT_MS = 3_000  # Enough for any network on which a person would wait.
 BUSY_S = 10.0  # How long to repeat a request that a server is too busy for.
@@ -294,6 +294,7 @@ GROUPS = Listed(
     "groups", "realtime", RequestType.GROUPS, read_groups, lambda info: [info.subject, info.group], ["", ""]
 )
 QUOTAS = Listed("quotas", "delay", RequestType.QUOTAS, read_quotas, lambda info: info.subject, "")
+DUE_HOURS = Listed("messages", "delay", RequestType.DUE_HOURS, read_due_hours, lambda due: due.hour, 0)
 
 
 async def at_each(
@@ -466,6 +467,15 @@ async def list_quotas(address: str, prefix: str = "") -> Listing[QuotaAt]:
 
     listed = await at_each(await _delay_servers(address), act, _are_missing(QUOTAS))
     return Listing(sorted(listed, key=lambda each: (each.subject, each.server.log_id)), listed.missing)
+
+
+async def list_due_hours(address: str) -> Listing[DueHour]:
+    """How many messages are pending at each delay server, by hour."""
+
+    async def act(server: Known) -> list[DueHour]:
+        return await DUE_HOURS.of(server, {})
+
+    return await at_each(await _delay_servers(address), act, _are_missing(DUE_HOURS))
 
 
 async def set_quota(

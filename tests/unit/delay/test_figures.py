@@ -27,9 +27,11 @@ from delayd.reading.data import Data
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
+from delayd.wire import scheduling
 from delayd.wire.frame import Head
 from delayd.wire.heads import need_maps
 from delayd.wire.requests import RequestType
+from delayd.wire.scheduling import read_due_hours
 from realtime.retries import RetriedRows, retry_batch
 from tests.memory_files import content, put
 from tests.worlds.delay import DATA, FOLDER, PRODUCER_ID, TARGET_IDS, Wanted, World, new_world
@@ -48,6 +50,12 @@ SETTINGS = {"dispatch_give_up_after_ms": DEAD_AFTER_MS, "retention_hours": 2, "l
 REST_MS = 200  # Outcomes are written by then.
 MINUTE_MS = 60_000
 AWAY = f"{FOLDER}/away.log"
+PAGE_HOURS = 3  # So that hours come in several pages.
+
+
+@pytest.fixture(autouse=True)
+def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "DUE_HOURS_PAGE_MAX", PAGE_HOURS)
 
 
 class FiguresModel:
@@ -134,9 +142,17 @@ class LongLife:
             "leaving_rows": 0,
             "accepted_rows": len(model.rows(world)),
         }
+        due_hours = self._due_hours()
+        if not (self.is_aside or self.unknown):
+            ahead = max(hour_of_ms(max(world.clock.now_ms(), self.latest_ms)), *self.lacking, 0)
+            hours_of = Counter(hour_of_ms(row[0]) for row in pending.values())
+            expected["due hours"] = len(pending), {hour: rows for hour, rows in hours_of.items() if hour > ahead}
         if not self.is_aside:  # Nobody counts by subject what is set aside (docs/quotas.md).
             expected["dead_letters"] = len(letters)
         found: dict[str, object] = {name: told.get(name) for name in expected}
+        if "due hours" in expected:
+            later = {hour: rows for hour, rows in due_hours.items() if hour > ahead}
+            found["due hours"] = sum(due_hours.values()), later
         if not (self.is_aside or world.outside.unanswered):  # Messages with keys count from before their verdict on.
             own = [row for sequence, row in pending.items() if row[1] == SUBJECTS[0] and sequence not in letters]
             quota = self._quota()
@@ -184,6 +200,17 @@ class LongLife:
         head, _ = self.world.ask(RequestType.QUOTAS, {"after": "", "prefix": ""})
         (quota,) = need_maps(head, "quotas")
         return quota
+
+    def _due_hours(self) -> dict[int, int]:
+        """How many messages are pending in each hour, page by page."""
+        found: dict[int, int] = {}
+        while True:
+            head, _ = self.world.ask(RequestType.DUE_HOURS, {"after": max(found, default=0)})
+            page, more = read_due_hours(head)
+            assert len(page) <= PAGE_HOURS and all(due.messages > 0 for due in page)
+            found |= dict(page)
+            if not more:
+                return found
 
     def _said(self, found: object, expected: object) -> str:
         return f"told {found}, true is {expected}\n" + "\n".join(self.trace)

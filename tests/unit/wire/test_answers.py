@@ -136,6 +136,7 @@ async def ask_servers(address: str, secret: Secret) -> None:
                     (RequestType.MEND_LIST, {"after": "", "limit": 10}),
                     (RequestType.CHECKPOINT, {}),
                     (RequestType.TARGETS, {"after": 0}),
+                    (RequestType.DUE_HOURS, {"after": 0}),
                     (RequestType.RELEASE_SLOTS, slots),
                     (RequestType.DRAIN, {"to": 0, "slots": None, **walk}),
                     (RequestType.PULL_END, {"subject": "a", "group": "g"}),
