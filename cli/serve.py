@@ -49,7 +49,7 @@ _TEXTS = {
     "data": "directory of all servers of this machine; each has a folder of its own in it",
     "host": "address to listen on; the default lets no other machine in",
     "port": "port to listen on; 0 takes a free one, which the ready line names",
-    "admin_host": "address of the port below",
+    "admin_host": "address of the port below; on one that other machines reach it asks for a token, over TLS",
     "admin_port": "HTTP port of /metrics, /healthz and /readyz; 0 takes a free one, which the log names, -1 is none",
     "meta": "address of the meta server",
     "advertise_host": "name or address under which clients and other servers reach it",

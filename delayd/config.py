@@ -71,7 +71,7 @@ class ServerConfig:
     host: str = "127.0.0.1"  # Clients are not asked for a password, so other machines must be let in on purpose.
     port: int = _number(0, 0, PORT_MAX)  # 0 lets the system choose.
     # Where it is measured (docs/metrics.md). There is no such port unless it is asked for: a fixed one would be taken
-    # already where two servers share a machine.
+    # already where two servers share a machine. On an address that other machines reach it has the TLS of this server.
     admin_host: str = "127.0.0.1"
     admin_port: int = _number(NO_PORT, NO_PORT, PORT_MAX)
     # The file with the cluster's secret; empty means cluster.secret in `data`, which is created if it is missing.
@@ -108,8 +108,11 @@ class ServerConfig:
 
     @property
     def admin(self) -> Endpoint | None:
-        """Where it is measured; None: nowhere."""
-        return None if self.admin_port == NO_PORT else Endpoint(_bare(self.admin_host), self.admin_port)
+        """Where it is measured; None: nowhere. Scrapers and probes of this machine need no TLS."""
+        if self.admin_port == NO_PORT:
+            return None
+        endpoint = Endpoint(_bare(self.admin_host), self.admin_port)
+        return endpoint if endpoint.is_here else endpoint._replace(access=self.access)
 
     @property
     def folder(self) -> str:
@@ -125,13 +128,25 @@ class ServerConfig:
 
     def _check_open(self) -> None:
         """Refuse to serve other machines unless somebody has said on which terms."""
-        if not (self.require_token or self.insecure or self.listens.is_here):
+        if self.insecure:
+            return
+        if not (self.require_token or self.listens.is_here):
             what = f"{self.host} lets other machines in, and whoever reaches the port could send, take and cancel"
             raise _bad(
                 self.role,
                 "host",
                 f"{what}; set require_token, and make tokens with `delayd token create`, or set insecure when only"
                 " those who may do all this can reach it",
+            )
+        admin = self.admin
+        # Programs of delayd send their token over TLS alone; a scraper sends it however it is told to.
+        if admin is not None and not admin.is_here and not (self.require_token and self.tls_cert):
+            what = f"{self.admin_host} lets other machines in, and whoever reaches the port reads names of subjects"
+            raise _bad(
+                self.role,
+                "admin_host",
+                f"{what}; set require_token, tls_cert and tls_key, so that it asks for a token over TLS, or set"
+                " insecure when only those who may read them can reach it",
             )
 
     def _check_address(self) -> None:

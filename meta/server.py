@@ -31,6 +31,7 @@ from delayd.net.cut import Cuts, remove_left
 from delayd.net.held_start import HeldServer
 from delayd.net.machine import REAL_MACHINE, Machine, WatchedState, check_role
 from delayd.net.server import Server
+from delayd.net.tokens import TokenBook
 from delayd.net.trust import Guard
 from delayd.wire.exposition import Family
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -325,6 +326,11 @@ class MetaService:
         connection.answer(frame.request_id, self._timed(page.to_head()))
 
     # Measured.
+
+    @property
+    def tokens(self) -> TokenBook | None:
+        """See delayd.net.admin.Measured."""
+        return self._server.book
 
     def not_ready(self) -> str:
         """See delayd.net.admin.Measured."""

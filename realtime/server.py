@@ -30,6 +30,7 @@ from delayd.net.program import Fail, run_program
 from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
+from delayd.net.tokens import TokenBook
 from delayd.net.trust import Guard, Membership
 from delayd.wire.exposition import Family
 from delayd.wire.frame import Frame
@@ -185,6 +186,11 @@ class RealtimeServer:
         self._fail(error)
 
     # Measured.
+
+    @property
+    def tokens(self) -> TokenBook | None:
+        """See delayd.net.admin.Measured."""
+        return None if self._server is None else self._server.book
 
     def not_ready(self) -> str:
         """See delayd.net.admin.Measured."""

@@ -33,6 +33,7 @@ from delayd.net.program import Fail
 from delayd.net.registration import Orders, Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer, next_tick_s
+from delayd.net.tokens import TokenBook
 from delayd.net.trust import Guard, Membership
 from delayd.wire.exposition import Family
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -431,6 +432,11 @@ class DelayServer:
         return Registered("delay", identity.log_id, endpoint, identity.epoch, os.getpid(), place)
 
     # Measured.
+
+    @property
+    def tokens(self) -> TokenBook | None:
+        """See delayd.net.admin.Measured."""
+        return None if self._server is None else self._server.book
 
     def not_ready(self) -> str:
         """See delayd.net.admin.Measured."""

@@ -7,6 +7,9 @@ It reads one request of a connection, answers it and ends the connection:
          │                                                  │
          └── too slow, too large, no HTTP: 4xx ─────────────┘
 
+On an address that other machines reach it speaks TLS with the certificate of its server, and asks for a token where its
+server does (docs/security.md); its terms are those of the server's own port, so `insecure` opens both.
+
 Invariants: nothing that a caller sends changes anything or is kept: there are no bodies, no second requests, no state.
 A page that is long is written in pieces, with a turn of the loop between two of them, and no faster than it is taken;
 so a scrape delays the server's own work by one piece at most.
@@ -15,7 +18,6 @@ so a scrape delays the server's own work by one piece at most.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +26,13 @@ from itertools import chain
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
-from delayd.address import Endpoint
-from delayd.errors import CallerError, DelaydError
+from delayd.address import Endpoint, is_loopback
+from delayd.errors import BadToken, CallerError, DelaydError
 from delayd.net.endpoint import Listening, listen
+from delayd.net.timer import Ticks
+from delayd.net.tokens import TokenBook
 from delayd.wire.exposition import MEDIA_TYPE, Family, exposition
+from delayd.wire.tokens import Right
 
 HEAD_BYTES_MAX = 8 << 10  # Names of paths and headers; Prometheus sends some 300 bytes.
 HEAD_S = 5.0  # A request has arrived by then; it is one packet.
@@ -35,7 +40,9 @@ ANSWER_S = 30.0  # A page is taken by then; a scrape has 10 s by default.
 CONNECTIONS_MAX = 16  # Some scrapers and a probe; others are ended at once.
 WRITE_BYTES = 64 << 10  # With more bytes untaken no further piece is made.
 LINGER_S = 1.0  # What a caller still sends is dropped for so long, or the system would take the answer back.
+LOOK_S = 1.0  # How often a new certificate is looked for.
 EVERY_SUBJECT = ">"
+MAY_MEASURE = (Right.INSPECT, Right.ADMINISTER)
 TEXT = "text/plain; charset=utf-8"
 METHODS = ("GET", "HEAD")
 _END = b"\r\n\r\n"
@@ -47,6 +54,10 @@ log = logging.getLogger(__name__)
 
 class Measured(Protocol):
     """A server that can be measured."""
+
+    @property
+    def tokens(self) -> TokenBook | None:
+        """The tokens that it knows; None before it has read its directory."""
 
     def not_ready(self) -> str:
         """Why it serves nobody now; empty: it serves."""
@@ -81,6 +92,7 @@ class AdminRequest(NamedTuple):
     path: str
     match: str
     host: str
+    token: str  # "" when it has none.
     chunks: bool  # Whether the caller knows chunks, by which it notices an answer that was cut short.
 
 
@@ -92,11 +104,13 @@ class AdminServer:
         self._listening: Listening | None = None
         self._connections: set[_AdminConnection] = set()
         self._served: Measured | None = None
+        self._looks: Ticks | None = None
         self.why_not = "it is starting"  # Why nobody is served, while there is no server.
 
     async def listen(self, role: str) -> None:
         """Begin to accept; BadSetting when the address can't be used."""
         self._listening = await listen(self._wanted, self._accept)
+        self._looks = Ticks(asyncio.get_running_loop(), LOOK_S, self._listening.look)
         bound = self._listening.endpoint
         log.info("admin_listening role=%s host=%s port=%d", role, bound.host, bound.port)
 
@@ -106,6 +120,8 @@ class AdminServer:
 
     def close(self) -> None:
         """Take no further connection, and end those that are open."""
+        if self._looks is not None:
+            self._looks.close()
         if self._listening is not None:
             self._listening.close()
         for connection in list(self._connections):
@@ -114,18 +130,23 @@ class AdminServer:
     def _accept(self) -> _AdminConnection:
         return _AdminConnection(self._connections, self._page)
 
-    def _page(self, request: AdminRequest) -> Page:
+    def _page(self, request: AdminRequest, peer: str) -> Page:
         served = self._served
-        if _is_loopback(self._wanted.host) and not _is_loopback(request.host):
+        if self._wanted.is_here and not is_loopback(request.host.lower()):
             # A page in a browser may have its own name lead here, and would read what its user may read.
             raise NotHttp(HTTPStatus.MISDIRECTED_REQUEST, "this port is asked as localhost or by a loopback address")
         if request.path == "/healthz":
             return Page(HTTPStatus.OK, iter((b"ok\n",)))
         why_not = self.why_not if served is None else served.not_ready()
-        if request.path == "/readyz":
-            if why_not:
-                return Page(HTTPStatus.SERVICE_UNAVAILABLE, iter((f"{why_not}\n".encode(),)))
+        book = self._book
+        if request.path == "/readyz" and not why_not:
             return Page(HTTPStatus.OK, iter((b"ready\n",)))
+        if book is not None and (request.token or request.path != "/readyz"):
+            self._check(book, request.token, peer)
+        if request.path == "/readyz":
+            # A probe without a token needs no reason.
+            told = why_not if book is None or request.token else "not ready"
+            return Page(HTTPStatus.SERVICE_UNAVAILABLE, iter((f"{told}\n".encode(),)))
         if request.path not in ("/metrics", "/metrics/subjects"):
             known = "there are /metrics, /metrics/subjects?match=PATTERN, /healthz and /readyz\n"
             return Page(HTTPStatus.NOT_FOUND, iter((known.encode(),)))
@@ -135,11 +156,32 @@ class AdminServer:
             return Page(HTTPStatus.OK, exposition(served.families()), MEDIA_TYPE)
         return Page(HTTPStatus.OK, exposition(served.families_by_subject(request.match or EVERY_SUBJECT)), MEDIA_TYPE)
 
+    @property
+    def _book(self) -> TokenBook | None:
+        """The tokens of which a caller has to show one; None: none."""
+        book = None if self._served is None or self._wanted.is_here else self._served.tokens
+        return book if book is not None and book.is_closed else None
+
+    def _check(self, book: TokenBook, token: str, peer: str) -> None:
+        """Raise NotHttp for a caller who may not read this, and SlowDown for one whose token has used its second."""
+        if not token:
+            why = "this port asks for a token: send it as `Authorization: Bearer dlyd_…`"
+            raise NotHttp(HTTPStatus.UNAUTHORIZED, why)
+        try:
+            entry = book.pass_at(peer, token)
+        except BadToken as error:
+            raise NotHttp(HTTPStatus.UNAUTHORIZED, error.message) from error
+        entry.meter.take(0)
+        if not any(entry.allows(right, EVERY_SUBJECT) for right in MAY_MEASURE):
+            rights = " or ".join(right.value for right in MAY_MEASURE)
+            why = f"the token {entry.name} does not allow this: it needs the right to {rights} everything"
+            raise NotHttp(HTTPStatus.FORBIDDEN, why)
+
 
 class _AdminConnection(asyncio.BufferedProtocol):
     """One connection, from its request to its end."""
 
-    def __init__(self, all_open: set[_AdminConnection], page: Callable[[AdminRequest], Page]) -> None:
+    def __init__(self, all_open: set[_AdminConnection], page: Callable[[AdminRequest, str], Page]) -> None:
         self._all = all_open
         self._page = page
         self._loop = asyncio.get_running_loop()
@@ -154,6 +196,10 @@ class _AdminConnection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """End it at once."""
         self._transport.abort()
+
+    def refuse(self, error: DelaydError) -> None:
+        """Tell a caller without TLS that this port is not for it."""
+        self._refuse(NotHttp(HTTPStatus.BAD_REQUEST, "this port speaks HTTPS only"))
 
     # The transport's calls.
 
@@ -204,7 +250,7 @@ class _AdminConnection(asyncio.BufferedProtocol):
     def _answer(self, head: bytes) -> None:
         try:
             request = read_request(head)
-            page = self._page(request)
+            page = self._page(request, self._peer())
             first = b"" if request.method == "HEAD" else next(page.body, b"")
         except NotHttp as error:
             self._refuse(error)
@@ -226,6 +272,7 @@ class _AdminConnection(asyncio.BufferedProtocol):
             "X-Content-Type-Options: nosniff",
             "Connection: close",
             *(("Transfer-Encoding: chunked",) if chunks else ()),
+            *(("WWW-Authenticate: Bearer",) if page.status is HTTPStatus.UNAUTHORIZED else ()),
             *((f"Allow: {', '.join(METHODS)}",) if page.status is HTTPStatus.METHOD_NOT_ALLOWED else ()),
         ]
         self._transport.write(("\r\n".join(lines) + "\r\n\r\n").encode())
@@ -262,6 +309,10 @@ class _AdminConnection(asyncio.BufferedProtocol):
         self._ended = True
         self._transport.write_eof()
         self._end_within(LINGER_S)
+
+    def _peer(self) -> str:
+        address = self._transport.get_extra_info("peername")
+        return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a peer"
 
     def _end_within(self, seconds: float) -> None:
         if self._deadline is not None:
@@ -306,7 +357,15 @@ def read_request(head: bytes) -> AdminRequest:
         raise NotHttp(HTTPStatus.BAD_REQUEST, "the query is no `match=PATTERN`") from error
     if asked and (asked[0][0] != "match" or path != "/metrics/subjects"):
         raise NotHttp(HTTPStatus.BAD_REQUEST, "only /metrics/subjects has a query, `match=PATTERN`")
-    return AdminRequest(method, path, asked[0][1] if asked else "", _name(hosts[0]), minor == "1")
+    match = asked[0][1] if asked else ""
+    token = _token(fields.get("authorization", []))
+    return AdminRequest(method, path, match, _name(hosts[0]), token, minor == "1")
+
+
+def _token(entries: list[str]) -> str:
+    """The token of the one header that has it; "" for none, and for what only others ask for."""
+    scheme, _, token = entries[0].partition(" ") if len(entries) == 1 else ("", "", "")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _name(host: str) -> str:
@@ -314,12 +373,3 @@ def _name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0] if host.count(":") == 1 else host
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -215,11 +215,7 @@ class TokenBook:
         """
         if not self.is_closed:
             return None
-        try:
-            entry = self.pass_of(token)
-        except BadToken:
-            limited.warning("token_refused", "token_refused peer=%s", connection.peer)
-            raise
+        entry = self.pass_at(connection.peer, token)
         meter = entry.meter
         record = meter.record
         self.leave(connection)
@@ -232,6 +228,14 @@ class TokenBook:
         meter.used = True
         connection.entry = entry
         return entry
+
+    def pass_at(self, peer: str, token: str) -> Pass:
+        """The same as `pass_of`, and a token that is not valid is noted in the log with who has sent it."""
+        try:
+            return self.pass_of(token)
+        except BadToken:
+            limited.warning("token_refused", "token_refused peer=%s", peer)
+            raise
 
     def pass_of(self, token: str) -> Pass:
         """What a token lets its holder do. Raises BadToken when it is not known, was revoked, or is over."""

@@ -16,6 +16,7 @@ class Cluster:
 
     def __init__(self, running: Up, authority: Authority) -> None:
         self.running = running
+        self.authority = authority
         self.address = f"delayds://{running.meta}?ca={authority.ca}"
 
     def command(self, *words: str, token: str = "") -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,10 @@ from urllib.parse import quote
 
 import pytest
 
+from delayd.config import Value
+from tests.certificates import Authority
 from tests.end_to_end.measured import admin_port, measured
+from tests.end_to_end.processes import ServerProcess
 from tests.unit.pages import ROOT
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -146,15 +150,16 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, targets: list[int], rules: str) -> Iterator[Prometheus]:
-    """Run one that reads these ports."""
-    folder.mkdir()
+def prometheus(folder: Path, targets: list[int], rules: str, terms: str = "") -> Iterator[Prometheus]:
+    """Run one that reads these ports; ``terms`` are more lines of its job."""
+    folder.mkdir(exist_ok=True)
     (folder / "delayd.rules.yml").write_text(rules)
     addresses = json.dumps([f"{HOST}:{port}" for port in targets])
+    job = f"  - job_name: delayd\n    static_configs: [{{targets: {addresses}}}]\n{terms}"
     (folder / "prometheus.yml").write_text(
         "global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\n"
         "rule_files: [delayd.rules.yml]\n"
-        f"scrape_configs: [{{job_name: delayd, static_configs: [{{targets: {addresses}}}]}}]\n"
+        f"scrape_configs:\n{job}"
     )
     with socket.socket() as free:
         free.bind((HOST, 0))
@@ -214,3 +219,22 @@ def test_it_reads_each_real_server(tmp_path: Path) -> None:
             types = {name: each[0]["type"] for name, each in reader.get("/api/v1/metadata").items()}
             assert types["delayd_lateness_durable_seconds"] == "histogram"
             assert types["delayd_accepted_messages_total"] == "counter"
+
+
+def test_it_reads_a_server_at_an_address_that_others_reach_as_the_page_says(tmp_path: Path) -> None:
+    own = Authority(tmp_path).server()
+    shown: dict[str, Value] = {"tls_cert": own.cert, "tls_key": own.key, "tls_ca": own.ca, "require_token": True}
+    with ServerProcess("meta", tmp_path / "data", {"admin_port": 0, "admin_host": "0.0.0.0", **shown}) as meta:
+        command = [sys.executable, "-m", "delayd", "token", "create", "prometheus", "--allow", "inspect:>"]
+        command += ["--meta", f"delayds://{meta.address}?ca={own.ca}", "--data", str(tmp_path / "data")]
+        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout.strip()
+        folder = tmp_path / "prometheus"
+        folder.mkdir()
+        (folder / "delayd.token").write_text(text)
+        page = (ROOT / "docs" / "metrics.md").read_text()
+        (terms,) = re.findall(r"^    scheme: https\n(?:    +.*\n)*", page, re.MULTILINE)
+        assert {"/etc/prometheus/delayd.token", "/etc/prometheus/ca.pem"} == set(re.findall(r"/etc/[\w/.]+", terms))
+        terms = terms.replace("/etc/prometheus/ca.pem", own.ca).replace("/etc/prometheus", str(folder))
+        (port,) = re.findall(r"admin_listening role=meta host=0\.0\.0\.0 port=(\d+)", meta.log)
+        with prometheus(folder, [int(port)], hurried(), terms) as reader:
+            wait_until(lambda: reader.ask("up") == {f"{HOST}:{port}": 1.0}, lambda: f"it is read\n{reader.log}")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
+import socket
+import ssl
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +20,7 @@ from tests.certificates import DAY, Authority
 from tests.end_to_end.gateways import gateway_of
 from tests.end_to_end.guarded_cluster import Cluster
 from tests.end_to_end.up_process import up
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 SOON = timedelta(milliseconds=10)
 
@@ -26,7 +31,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     authority = Authority(folder)
     own = authority.server()
     files = ("--tls-cert", own.cert, "--tls-key", own.key, "--tls-ca", own.ca)
-    with up(folder, "--port", "0", "--require-token", *files) as running:
+    (folder / "settings.toml").write_text('admin_host = "0.0.0.0"\n')
+    measured = ("--admin-port", "0", "--config", str(folder / "settings.toml"))
+    with up(folder, "--port", "0", "--require-token", *files, *measured) as running:
         running.until_ready()
         yield Cluster(running, authority)
 
@@ -217,3 +224,51 @@ def test_a_gateway_asks_its_callers_for_the_same_tokens(cluster: Cluster, tmp_pa
         wait_until(
             lambda: status("POST", f"{path}?delay=10ms", b"x", shown=mine) == 401, "the revoked token is refused"
         )
+
+
+def test_admin_ports_that_others_reach_ask_for_a_token_over_tls(cluster: Cluster) -> None:
+    errors = cluster.running.errors
+    # Servers that an earlier test has killed have others now.
+    last = dict(re.findall(r"admin_listening role=(\w+) host=0\.0\.0\.0 port=(\d+)", errors))
+    ports = [int(port) for port in last.values()]
+    assert len(ports) == 3
+    text = cluster.token("prometheus", "inspect:>")
+    shown: set[bytes] = set()
+
+    def asked(port: int, path: str, token: str = "") -> tuple[int, str]:
+        context = ssl.create_default_context(cafile=cluster.authority.ca)
+        line = http.client.HTTPSConnection("127.0.0.1", port, timeout=DEADLINE_S, context=context)
+        line.request("GET", path, headers={"authorization": f"Bearer {token}"} if token else {})
+        assert isinstance(line.sock, ssl.SSLSocket)
+        shown.add(line.sock.getpeercert(binary_form=True) or b"")
+        answer = line.getresponse()
+        page = answer.read().decode()
+        line.close()
+        return answer.status, page
+
+    def until(port: int, status: int, why: str) -> None:
+        wait_until(lambda: asked(port, "/metrics", text)[0] == status, why)
+
+    def in_clear(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as line:
+            line.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return b"".join(iter(lambda: line.recv(65_536), b""))
+
+    def is_renewed(port: int) -> bool:
+        shown.clear()
+        return asked(port, "/healthz")[0] == 200 and old not in shown
+
+    for port in ports:
+        assert asked(port, "/healthz") == (200, "ok\n") and asked(port, "/readyz") == (200, "ready\n")
+        assert asked(port, "/metrics")[0] == asked(port, "/metrics", "dlyd_" + "a" * 58)[0] == 401
+        until(port, 200, "the server knows the token")
+        assert "delayd_start_time_seconds" in asked(port, "/metrics", text)[1]
+        said = in_clear(port)
+        assert said.startswith(b"HTTP/1.1 400 ") and said.endswith(b"this port speaks HTTPS only\n")
+    [old] = shown
+    cluster.authority.server()
+    for port in ports:
+        wait_until(partial(is_renewed, port), "it shows the new certificate")
+    cluster.operator("token", "revoke", "prometheus", "--yes")
+    for port in ports:
+        until(port, 401, "it was revoked")

@@ -84,6 +84,9 @@ def test_a_file_that_is_not_there_and_a_role_that_is_none_are_refused(tmp_path: 
         ("delay", {"horizon_days": 733}, "horizon_days"),
         ("delay", {"meta": "localhost"}, "meta"),
         ("realtime", {"lease_ms": 60_000, "lease_ms_max": 59_999}, "lease_ms"),
+        ("meta", {"admin_port": 0, "admin_host": "0.0.0.0"}, "admin_host"),
+        ("meta", {"admin_port": 0, "admin_host": "::", "require_token": True}, "admin_host"),
+        ("delay", {"admin_port": 7411, "admin_host": "node-1", "tls_cert": "c", "tls_key": "k"}, "admin_host"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused_by_name(
@@ -92,6 +95,16 @@ def test_values_that_contradict_each_other_are_refused_by_name(
     with pytest.raises(BadSetting, match=f"^{named} ") as refused:
         load_config(role, None, given)
     assert refused.value.details["setting"] == named
+
+
+def test_an_admin_port_that_others_reach_has_the_tls_of_its_server_or_is_insecure() -> None:
+    files = {"tls_cert": "c", "tls_key": "k", "tls_client_ca": "ca"}
+    reached = load_config("realtime", None, {"admin_port": 7, "admin_host": "::", "require_token": True, **files})
+    assert reached.admin == Endpoint("::", 7, reached.access) and reached.access.tls is not None
+    here = load_config("realtime", None, {"admin_port": 7, "require_token": True, **files})
+    assert here.admin == Endpoint("127.0.0.1", 7)
+    for given in ({"insecure": True, "admin_port": 7}, {}):
+        assert load_config("realtime", None, {"admin_host": "0.0.0.0", **given}).insecure == bool(given)
 
 
 def test_what_is_advertised_is_the_host_unless_it_is_said() -> None:

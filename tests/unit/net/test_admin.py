@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import socket
 import threading
 from collections.abc import Iterable, Iterator
@@ -14,8 +15,10 @@ from delayd.address import Endpoint
 from delayd.errors import NotReady
 from delayd.net import admin
 from delayd.net.admin import CONNECTIONS_MAX, HEAD_BYTES_MAX, AdminServer
+from delayd.net.tokens import TokenBook
 from delayd.wire.exposition import Family, Metric, MetricKind
 from delayd.wire.metrics import matches
+from delayd.wire.tokens import TokenPage, TokenRecord, digest_of, token_text
 from tests.waiting import DEADLINE_S, wait_until
 
 from .loopback import HOST
@@ -31,6 +34,7 @@ class Sample:
         self.rows = 1
         self.breaks = False
         self.why_not = ""
+        self.tokens: TokenBook | None = TokenBook()
 
     def not_ready(self) -> str:
         return self.why_not
@@ -48,7 +52,8 @@ class Sample:
 class Port:
     """An admin server on a loop in a thread."""
 
-    def __init__(self, sample: Sample) -> None:
+    def __init__(self, sample: Sample, host: str = HOST) -> None:
+        self._host = host
         self.loop = asyncio.new_event_loop()
         self.port = 0
         self._sample = sample
@@ -59,7 +64,7 @@ class Port:
 
     async def _main(self) -> None:
         self._end = asyncio.Event()
-        self.server = AdminServer(Endpoint(HOST, 0))
+        self.server = AdminServer(Endpoint(self._host, 0))
         await self.server.listen("sample")
         assert self.server._listening is not None
         self.port = self.server._listening.endpoint.port
@@ -89,10 +94,10 @@ class Port:
         except OSError:
             return b""
 
-    def ask(self, path: str, method: str = "GET") -> tuple[int, str, str]:
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
         line = http.client.HTTPConnection(HOST, self.port, timeout=DEADLINE_S)
         try:
-            line.request(method, path)
+            line.request(method, path, headers=headers)
             answer = line.getresponse()
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
         finally:
@@ -129,6 +134,72 @@ def test_each_path_is_answered_and_others_are_told_which_there_are(port: Port, s
     assert port.ask("/healthz")[0] == port.ask("/metrics")[0] == 200
     port.server.serve(None, "it is stopping")
     assert port.ask("/readyz")[::2] == port.ask("/metrics")[::2] == (503, "it is stopping\n")
+
+
+@pytest.fixture
+def reached(sample: Sample) -> Iterator[Port]:
+    """A port that other machines reach."""
+    opened = Port(sample, "0.0.0.0")
+    yield opened
+    opened.close()
+
+
+def new_token() -> str:
+    return token_text(os.urandom(32))
+
+
+def bearing(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def book_of(*records: TokenRecord) -> TokenBook:
+    book = TokenBook(required=True)
+    book.take(TokenPage(1, list(records), more=False))
+    return book
+
+
+def test_a_port_that_others_reach_asks_for_a_token_that_may_look_or_administer(reached: Port, sample: Sample) -> None:
+    texts = {name: new_token() for name in ("look", "ops", "part", "send", "slow")}
+    rights = {"look": "inspect:>", "ops": "administer:>", "part": "inspect:a.>", "send": "send:>", "slow": "inspect:>"}
+    sample.tokens = book_of(
+        *(
+            TokenRecord(name, digest_of(text), rights[name], requests_per_s=int(name == "slow"))
+            for name, text in texts.items()
+        )
+    )
+    paths = ("/metrics", "/metrics/subjects", "/no/such/path")
+    for headers in ({}, bearing(new_token()), bearing(""), {"Authorization": f"Basic {texts['look']}"}):
+        assert [reached.ask(path, **headers)[0] for path in paths] == [401] * 3, headers
+        assert reached.ask("/healthz", **headers)[::2] == (200, "ok\n")
+    assert b"WWW-Authenticate: Bearer\r\n" in reached.raw(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    line = f"Authorization: Bearer {texts['look']}\r\n".encode()
+    assert reached.raw(b"GET /metrics HTTP/1.1\r\nHost: x\r\n%b\r\n" % (2 * line)).startswith(b"HTTP/1.1 401 ")
+    for name in ("look", "ops"):
+        assert [reached.ask(path, **bearing(texts[name]))[0] for path in paths] == [200, 200, 404], name
+    for name in ("part", "send"):
+        status, _, why = reached.ask("/metrics", **bearing(texts[name]))
+        assert status == 403 and f"the token {name} does not allow this" in why and "inspect or administer" in why
+    assert {reached.ask("/metrics", **bearing(texts["slow"]))[0] for _ in range(5)} == {200, 503}
+    sample.tokens.take(TokenPage(2, [], more=False))
+    assert reached.ask("/metrics", **bearing(texts["look"]))[0] == 401, "it was revoked"
+
+
+def test_a_probe_without_a_token_hears_whether_it_serves_and_no_reason(reached: Port, sample: Sample) -> None:
+    text = new_token()
+    sample.tokens = book_of(TokenRecord("ops", digest_of(text), "administer:>"))
+    assert reached.ask("/readyz")[::2] == (200, "ready\n")
+    sample.why_not = "/data/x is damaged"
+    assert reached.ask("/readyz")[::2] == (503, "not ready\n")
+    assert reached.ask("/readyz", **bearing(text))[::2] == (503, "/data/x is damaged\n")
+    assert reached.ask("/readyz", **bearing(new_token()))[0] == 401
+
+
+def test_a_port_of_this_machine_and_one_of_servers_that_ask_nobody_ask_for_no_token(
+    port: Port, reached: Port, sample: Sample
+) -> None:
+    assert reached.ask("/metrics")[0] == 200
+    sample.tokens = TokenBook(required=True)
+    assert port.ask("/metrics")[0] == 200 and reached.ask("/metrics")[0] == 401
 
 
 @pytest.mark.parametrize(
