@@ -21,20 +21,18 @@ is bounded in bytes, and so is a request: what does not fit it is unknown, and i
 from __future__ import annotations
 
 import bisect
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId
 from delayd.batch.gather import item_of
-from delayd.batch.labels import SCHEDULE, decode_headers
+from delayd.batch.labels import SCHEDULE, decode_headers, marks_of_schedules, rows_of_marks
 from delayd.batch.names import retry_subject
 from delayd.errors import BadHeaders, DamagedData, DataError, RetryLater
 from delayd.machine.clock import Clock
@@ -55,10 +53,6 @@ MARK_BYTES = 256  # What it costs to look at a mark, some 0.4 us.
 HEADERS_BYTES = 1 << 10  # What it costs to decode the headers of a row.
 GROUP_BYTES = 1 << 10  # What it costs to look at a group.
 RUN_BYTES = 64  # What it costs to look at a run of a group's window.
-
-_MARK = cast(bytes, msgpack.packb(SCHEDULE))
-# Behind it the length of the name as msgpack has it: of up to 31 bytes, or of up to 255.
-_MARK_AND_LENGTH = re.compile(re.escape(_MARK) + rb"(?:([\xa0-\xbf])|\xd9([\x20-\xff]))")
 
 _Passes = Callable[[Batch, int, int], NDArray[np.generic]]
 """Which of some rows nobody is to get any more."""
@@ -238,26 +232,15 @@ class _SubjectSearch:
         return marked
 
     def _search(self, batch: Batch) -> _Marked:
-        if ColumnId.HEADERS_END not in batch.offsets:
-            return _NONE_MARKED
-        begin = batch.region_start(ColumnId.HEADERS_END)
-        region = bytes(batch.heap[begin : int(batch.uint32s(ColumnId.HEADERS_END)[-1])])
-        if _MARK not in region:
-            return _NONE_MARKED
         places: list[int] = []
         names: list[str] = []
-        for mark in _MARK_AND_LENGTH.finditer(region):
+        for place, packed in marks_of_schedules(batch):
             self._pay(MARK_BYTES)
-            short, long = mark.groups()
-            end = mark.end() + (short[0] & 31 if short else long[0])
-            name = self._packed.get(region[mark.end() : end])
+            name = self._packed.get(packed)
             if name is not None:
-                places.append(begin + mark.start())
+                places.append(place)
                 names.append(name)
-        if not places:
-            return _NONE_MARKED
-        rows = np.searchsorted(batch.uint32s(ColumnId.HEADERS_END), places, "right")
-        return _Marked(rows.tolist(), names, batch)
+        return _Marked(rows_of_marks(batch, places), names, batch) if places else _NONE_MARKED
 
     def _pay(self, size_bytes: int) -> None:
         self.left -= size_bytes
