@@ -308,7 +308,9 @@ class AskedWindow(NamedTuple):
     tag: str = ""  # Only messages with this tag; "": with any, or none.
     content: Content = Content.NONE
     origin: int = 0  # Only later lives of the message with this sequence; 0: all messages.
-    in_flight: bool = False  # Rows that a target may hold are listed, too; only a server asks that itself.
+    # Only a server asks these itself: of which subjects, in place of one; `RETRY_PREFIX` stands for all that begin so.
+    # Rows that a target may hold are listed, too, and dead letters are not.
+    subjects: frozenset[bytes] = frozenset()
 
     def to_head(self, log_id: int) -> dict[str, HeadValue]:
         """As the head of FIND."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ from numpy.typing import NDArray
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId, Int64s
-from delayd.batch.labels import may_have_tags, rows_with_tags
+from delayd.batch.labels import dead_letters, may_have_tags, rows_with_tags
+from delayd.batch.names import RETRY_PREFIX
 from delayd.batch.sequences import NO_INDICES, Locations, pack_locations
 from delayd.delay.ending.copies import (
     CACHE_BYTES,
@@ -48,6 +50,7 @@ from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.outcome import MessageState
+from delayd.recurrence.recurrence import JITTER_MAX
 from delayd.wire.asked import FOUND, AskedWindow, Content, FoundRows, Piece
 from delayd.wire.asked import Place as WalkPlace
 
@@ -59,6 +62,10 @@ REMEMBERED_ROWS_MAX = 2 << 20  # 33 bytes each.
 LOOK_ROWS = 8_192  # The loop asks about so many found rows in 1 to 2 ms.
 SCAN_ROWS = 65_536  # After so many rows in memory the worker gives way.
 SHORT_ROWS = 4_096
+# A message of a schedule that is due later was moved there, or is a dead letter: no occurrence is due so long after its
+# decision.
+FAR_MS = JITTER_MAX // timedelta(milliseconds=1) + 1
+RETRIES = RETRY_PREFIX.encode()  # Stands for all subjects that begin with it.
 
 Answer = Callable[[Piece | DelaydError], None]
 
@@ -67,7 +74,7 @@ class _Chosen(NamedTuple):
     """Which rows a piece is about."""
 
     window: AskedWindow
-    subject: int | None  # Its number; None when no row in memory has it, and for a window of every subject.
+    numbers: NDArray[np.uint32] | None  # Of its subjects in memory; None: of every one.
     first: int  # The hours, both included.
     last: int
     until_sequence: int
@@ -75,11 +82,11 @@ class _Chosen(NamedTuple):
     def of(self, parts: Iterable[Rows], worker: Executor, *, in_wheel: bool) -> LocatedRows:
         """The chosen ones of some rows; on the worker thread."""
         found = [np.empty(0, LOCATED)]
-        number = self.subject
-        for rows in _slices(parts) if number is not None or not self.window.subject else ():
+        numbers = self.numbers
+        for rows in _slices(parts) if numbers is None or len(numbers) else ():
             chosen: NDArray[np.bool_] = (rows["hour"] >= self.first) & (rows["hour"] <= self.last)
-            if number is not None:
-                chosen &= rows["subject"] == number
+            if numbers is not None:
+                chosen &= rows["subject"] == numbers[0] if len(numbers) == 1 else np.isin(rows["subject"], numbers)
             # So long before its hour the column counts seconds, and the row's own instant is not known here.
             chosen &= (rows["sequence"] < np.uint64(self.until_sequence)) & (rows["due_ms"] >= -COARSE_FROM_MS)
             # Rows of earlier pieces; `first` is the hour of the place, or a later one.
@@ -136,7 +143,7 @@ class _Looking:
 class _Remembered(NamedTuple):
     """The rows that a walk finds in a file: the next piece need not read them again."""
 
-    walk: tuple[bytes, int, int, tuple[str, int], int, HourPart]
+    walk: tuple[tuple[bytes, frozenset[bytes], str, int], int, int, int, HourPart]
     rows: LocatedRows
 
 
@@ -213,10 +220,9 @@ class Finder:
     # Rows of a window.
 
     def _snapshot(self, window: AskedWindow) -> _Snapshot:
-        subjects, wheel = self._hours.subjects, self._hours.wheel
-        number = subjects.number(window.subject) if window.subject and subjects.has(window.subject) else None
+        wheel, numbers = self._hours.wheel, self._numbers(window)
         first, last = max(window.place.hour, hour_of_ms(window.from_ms)), self._last_hour(window)
-        chosen = _Chosen(window, number, first, last, window.until_sequence or self._until())
+        chosen = _Chosen(window, numbers, first, last, window.until_sequence or self._until())
         filed = self._hours.files.all().astype(np.uint32)
         filed = filed[(filed >= first) & (filed <= last)]
         hours = filed[:HOURS_MAX]
@@ -228,6 +234,17 @@ class Finder:
         reader = self._sources.reader() if window.tag or window.origin else None
         more = len(filed) > len(hours)
         return _Snapshot(chosen, hours, more, files, in_wheel, others, wheel.hours_dropped, reader)
+
+    def _numbers(self, window: AskedWindow) -> NDArray[np.uint32] | None:
+        """The numbers of a window's subjects in memory; None: of every one."""
+        subjects = self._hours.subjects
+        names = list(window.subjects) or ([window.subject] if window.subject else [])
+        if not names:
+            return None
+        if RETRIES in names:
+            names = [name for name in subjects.names if _is_among(name, window.subjects)]
+        found = [number for name in names if (number := subjects.find(name)) is not None]
+        return np.array(found, np.uint32)
 
     def _last_hour(self, window: AskedWindow) -> int:
         """A row is filed in the hour of its due instant, or later if it was due when it came."""
@@ -285,13 +302,17 @@ class Finder:
         change, so they are read once.
         """
         window, site, until = snapshot.chosen.window, self._site, snapshot.chosen.until_sequence
-        walk = (window.subject, window.from_ms, window.to_ms, (window.tag, window.origin), until, file)
+        about = (window.subject, window.subjects, window.tag, window.origin)
+        walk = (about, window.from_ms, window.to_ms, until, file)
         if self._remembered is not None and self._remembered.walk == walk:
             return self._remembered.rows
         parts = [np.empty(0, LOCATED)]
         for stored in scan_fronts(site.disk, site.folder, site.log_id, file):
             batch = stored.batch
-            rows = _rows_of(batch, window.subject)
+            if window.subjects:
+                rows = _rows_to_be_done(batch, window.subjects, site.clock.now_ms() + FAR_MS)
+            else:
+                rows = _rows_of(batch, window.subject)
             if rows is not None and window.tag:
                 rows = rows.compress(may_have_tags(batch, [window.tag]).take(rows))
             if rows is not None and window.origin:
@@ -324,7 +345,7 @@ class Finder:
         with looking.reply.goes_on():
             ordered = done.result()
             pending, in_flight = self._states(snapshot, ordered)
-            listed = pending | in_flight if looking.window.in_flight else pending
+            listed = pending | in_flight if looking.window.subjects else pending
             looking.pending.append(ordered.rows.compress(listed))
             looking.in_flight += int(np.count_nonzero(in_flight))
             if next_first < len(looking.read.rows):
@@ -356,7 +377,8 @@ class Finder:
         rows, wanted = ordered.rows, ordered.wanted
         if not len(rows):
             return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
-        subject, stood = snapshot.chosen.subject, NO_INDICES
+        numbers, stood = snapshot.chosen.numbers, NO_INDICES
+        subject = int(numbers[0]) if numbers is not None and len(numbers) == 1 else None
         if subject is not None and snapshot.hours_dropped == self._hours.wheel.hours_dropped:
             stood = np.flatnonzero(rows["in_wheel"].take(ordered.order))
         is_pending, is_in_flight = self._ledger.are_pending(wanted, stood, subject or 0)
@@ -408,6 +430,24 @@ def _rows_of(batch: Batch, subject: bytes) -> NDArray[np.intp] | None:
     if ColumnId.SUBJECT not in batch.offsets:
         return np.arange(batch.count)
     return np.flatnonzero(batch.uint32s(ColumnId.SUBJECT) == np.uint32(names.index(subject)))
+
+
+def _rows_to_be_done(batch: Batch, subjects: frozenset[bytes], far_ms: int) -> NDArray[np.intp] | None:
+    """The rows of several subjects in a SCHEDULE batch, without dead letters; None when it has none. One that was sent
+    again is due before ``far_ms``.
+    """
+    wanted = np.array([_is_among(name, subjects) for name in batch.subjects()], np.bool_)
+    if not wanted.any():
+        return None
+    of_row = batch.uint32s(ColumnId.SUBJECT) if ColumnId.SUBJECT in batch.offsets else np.zeros(batch.count, np.uint32)
+    chosen: NDArray[np.bool_] = wanted.take(of_row)
+    letters = dead_letters(batch)
+    chosen[letters] &= batch.int64s(ColumnId.DELIVER_AT_MS).take(letters) < far_ms
+    return np.flatnonzero(chosen)
+
+
+def _is_among(name: bytes, subjects: frozenset[bytes]) -> bool:
+    return name in subjects or (RETRIES in subjects and name.startswith(RETRIES))
 
 
 def _of_origin(batch: Batch, origin: int) -> NDArray[np.bool_]:

@@ -4,12 +4,12 @@ One at a time).
 A message goes from this server to a target, and back when it is to come again, so a look at each could miss it on its
 way. Hence a look has an order:
 
-     walk        what is due of the subject, and what is to come again to its groups: once in a life of this server
+     walk        what is due of the subject, and what is to come to a group again: once in a life of this server
        │         ◀── note: each message of a schedule that comes to this server from the first look on, without a file
      (1) get     which of the noted rows are pending or in flight: busy
        │
-     (2) ask     the targets: unfinished there, busy. A group that is new here is walked, and the look begins again
-       │
+     (2) ask     the targets: unfinished there, busy. Groups to which messages come again are walked if they were not,
+       │         and the look begins anew
      (3) answers what was noted since (1): busy, wherever it is by now
 
 An example: row 7 is held by a consumer at the target.
@@ -29,7 +29,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
@@ -38,8 +37,7 @@ import numpy as np
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ColumnId
 from delayd.batch.labels import dead_letters, occurrences_in
-from delayd.batch.names import RETRY_PREFIX, retry_subject
-from delayd.delay.ending.finder import Finder
+from delayd.delay.ending.finder import FAR_MS, RETRIES, Finder
 from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.ending.requested import RequestWish, Whole
 from delayd.delay.handoff.dispatcher import Dispatcher
@@ -48,10 +46,10 @@ from delayd.delay.reply import Reply
 from delayd.delay.rows import Stored
 from delayd.errors import BadRequest, DelaydError, NotReady, SlowDown
 from delayd.hours import INSTANT_MS_MAX
+from delayd.machine.alarms import DAMAGED_AGAIN_MS, NEVER_MS
 from delayd.machine.identity import Site
 from delayd.machine.operating import LogLimit
 from delayd.outcome import MessageState
-from delayd.recurrence.recurrence import JITTER_MAX
 from delayd.wire.asked import AnswerRows, Asked, AskedWindow, Content, Piece
 from delayd.wire.frame import Frame
 from delayd.wire.recurring import AskedSchedule, Unfinished, read_unfinished, schedules_head
@@ -61,10 +59,9 @@ log = logging.getLogger(__name__)
 limited = LogLimit(log)
 
 LATE_MS = 500  # What is not known for so long is logged.
-PIECE_ROWS = 8_192  # The loop looks through the headers of so many rows in some 10 ms.
+PIECE_ROWS = 2_048  # The loop looks through the headers of so many rows in some 10 ms.
+PRUNE_FROM = 16_384  # Noted rows of which those that have ended are forgotten; then when there are twice as many.
 NOTED_MAX = 131_072  # Rows that are remembered, some 200 bytes each; with more, all are forgotten and read again.
-FAR_MS = JITTER_MAX // timedelta(milliseconds=1) + 1  # No occurrence is due so long after it was decided.
-_RETRY = RETRY_PREFIX.encode()
 _NO_TARGET = NotReady("no realtime server has its subject yet")
 _BUSY = (MessageState.PENDING, MessageState.IN_FLIGHT)
 
@@ -95,10 +92,10 @@ class _Look:
         """What the targets that could tell have told."""
         return [told for told in self.heads.values() if isinstance(told, Unfinished)]
 
-    def again(self) -> set[str]:
-        """The subjects with which messages come again to groups of these targets."""
-        heads = self.heads.items()
-        return {retry_subject(at, group) for at, told in heads if isinstance(told, Unfinished) for group in told.again}
+    @property
+    def has_again(self) -> bool:
+        """Whether messages come again to groups of these targets."""
+        return any(told.again for told in self.answers())
 
 
 class Overlaps:
@@ -112,9 +109,11 @@ class Overlaps:
         self._requests = requests
         self._look: _Look | None = None
         self._answers: dict[AskedSchedule, bool] = {}
-        self._walked: set[str] = set()  # Subjects of which all rows of schedules are noted.
+        # Subjects of which all rows of schedules are noted, each until an instant, monotonic; `RETRIES` is one, too.
+        self._walked: dict[bytes, int] = {}
         self._noted: dict[str, list[_Noted]] = {}  # By name of the schedule.
         self._rows = 0  # That are noted.
+        self._prune_at = PRUNE_FROM  # With so many, those that have ended are forgotten.
         self._watches = False  # Whether there was a look, so that rows are noted.
         self._untold_since: dict[str, int] = {}  # Subjects whose target can't be asked, by monotonic time.
 
@@ -143,12 +142,14 @@ class Overlaps:
         if not self._watches:
             return
         due_ms = stored.batch.int64s(ColumnId.DELIVER_AT_MS)
+        names: set[str] = set()
         for row, name in _to_be_done(stored.batch, appended_at_ms):
+            names.add(name)
             self._note(name, _Noted(stored.base_sequence + row, int(due_ms[row]), appended_at_ms))
-            for schedule in [each for each in self._answers if each.name == name]:
-                self._answers[schedule] = True
+        if names:
+            self._answers.update(dict.fromkeys([each for each in self._answers if each.name in names], True))
             if self._look is not None:
-                self._look.busy.add(name)
+                self._look.busy |= names
 
     def _note(self, name: str, row: _Noted) -> None:
         if self._rows >= NOTED_MAX:
@@ -160,6 +161,37 @@ class Overlaps:
         self._noted.setdefault(name, []).append(row)
         self._rows += 1
 
+    def _get(self, names: Iterable[str], got: Callable[[DelaydError | None], None]) -> None:
+        """Forget the noted rows of some schedules that are neither pending nor in flight, and call back."""
+        rows = [(name, row) for name in names for row in self._noted.get(name, ())]
+        if not rows:
+            got(None)
+            return
+        sequences, deliver_at_ms, accepted_at_ms = zip(*(row for _, row in rows), strict=True)
+        asked = Asked(
+            np.array(sequences, np.uint64), np.array(deliver_at_ms, np.int64), np.array(accepted_at_ms, np.int64)
+        )
+
+        def told(what: AnswerRows | DelaydError) -> None:
+            if isinstance(what, DelaydError):
+                got(what)
+                return
+            are_busy = np.isin(what["state"], _BUSY).tolist()
+            self._drop({each for each, is_busy in zip(rows, are_busy, strict=True) if not is_busy})
+            got(None)
+
+        try:
+            self._requests.take(Whole(RequestWish.GET, asked, Reply(told)))
+        except DelaydError as error:
+            got(error)
+
+    def _drop(self, ended: set[tuple[str, _Noted]]) -> None:
+        for name in {name for name, _ in ended}:
+            kept = [row for row in self._noted.pop(name, ()) if (name, row) not in ended]
+            if kept:
+                self._noted[name] = kept
+        self._rows = sum(map(len, self._noted.values()))
+
     # A look.
 
     def look(self, asked: Iterable[AskedSchedule], done: Callable[[int], None]) -> None:
@@ -170,26 +202,39 @@ class Overlaps:
         self._walk(look)
 
     def _walk(self, look: _Look) -> None:
-        """Walk the next subject that was not walked yet."""
+        """Walk the subjects that were not walked yet."""
+        if self._rows >= self._prune_at:
+            # Most of them are of schedules that nobody asks about.
+            self._prune_at = NOTED_MAX
+            self._get(list(self._noted), partial(self._pruned, look))
+            return
         now_ms = self._clock.now_ms()
-        due = {subject: now_ms + FAR_MS for subject, _ in look.asked}
-        again = dict.fromkeys(look.again(), INSTANT_MS_MAX)
-        for subject, to_ms in (due | again).items():
-            if subject not in self._walked:
-                window = AskedWindow(
-                    subject.encode(), 0, to_ms, rows_max=PIECE_ROWS, content=Content.WHOLE, in_flight=True
-                )
-                self._find(look, window)
-                return
-        self._get(look)
+        due = self._not_walked({subject.encode() for subject, _ in look.asked})
+        again = self._not_walked({RETRIES} if look.has_again else ())
+        if due or again:
+            to_ms = now_ms + FAR_MS if due else INSTANT_MS_MAX
+            window = AskedWindow(b"", 0, to_ms, rows_max=PIECE_ROWS, content=Content.WHOLE, subjects=due or again)
+            self._find(look, window, unread=0)
+        else:
+            look.busy.clear()
+            self._get({schedule.name for schedule in look.asked}, partial(self._got, look))
 
-    def _find(self, look: _Look, window: AskedWindow) -> None:
+    def _pruned(self, look: _Look, error: DelaydError | None) -> None:
+        self._prune_at = max(PRUNE_FROM, 2 * self._rows)
+        if self._look is look:
+            self._walk(look)
+
+    def _not_walked(self, subjects: Iterable[bytes]) -> frozenset[bytes]:
+        now_ms = self._clock.monotonic_ms()
+        return frozenset(subject for subject in subjects if self._walked.get(subject, -1) < now_ms)
+
+    def _find(self, look: _Look, window: AskedWindow, unread: int) -> None:
         try:
-            self._finder.find(window, partial(self._found, look, window))
+            self._finder.find(window, partial(self._found, look, window, unread))
         except DelaydError as error:
             self._end(look, error)
 
-    def _found(self, look: _Look, window: AskedWindow, piece: Piece | DelaydError) -> None:
+    def _found(self, look: _Look, window: AskedWindow, unread: int, piece: Piece | DelaydError) -> None:
         if self._look is not look:
             return
         if isinstance(piece, DelaydError):
@@ -202,46 +247,23 @@ class Overlaps:
                 self._note(name, _Noted(*(int(column[row]) for column in columns)))
             if self._look is not look:
                 return
+        unread += piece.unread
         if piece.place is not None:
-            self._find(look, window._replace(place=piece.place, until_sequence=piece.until_sequence))
+            self._find(look, window._replace(place=piece.place, until_sequence=piece.until_sequence), unread)
             return
-        self._walked.add(window.subject.decode())
+        # What can't be read runs nowhere; it may be put back.
+        until_ms = self._clock.monotonic_ms() + DAMAGED_AGAIN_MS if unread else NEVER_MS
+        self._walked.update(dict.fromkeys(window.subjects, until_ms))
         self._walk(look)
 
-    def _get(self, look: _Look) -> None:
-        """(1) Ask which of the noted rows are pending or in flight here."""
-        names = {schedule.name for schedule in look.asked}
-        rows = [(name, row) for name in sorted(names) for row in self._noted.get(name, ())]
-        look.busy.clear()
-        if not rows:
-            self._ask(look)
-            return
-        sequences, deliver_at_ms, accepted_at_ms = zip(*(row for _, row in rows), strict=True)
-        asked = Asked(
-            np.array(sequences, np.uint64), np.array(deliver_at_ms, np.int64), np.array(accepted_at_ms, np.int64)
-        )
-        try:
-            self._requests.take(Whole(RequestWish.GET, asked, Reply(partial(self._got, look, rows))))
-        except DelaydError as error:
-            self._end(look, error)
-
-    def _got(self, look: _Look, rows: list[tuple[str, _Noted]], told: AnswerRows | DelaydError) -> None:
+    def _got(self, look: _Look, error: DelaydError | None) -> None:
+        """(1) What is still noted is pending or in flight here, or has come since."""
         if self._look is not look:
             return
-        if isinstance(told, DelaydError):
-            self._end(look, told)
+        if error is not None:
+            self._end(look, error)
             return
-        are_busy = np.isin(told["state"], _BUSY)
-        ended = {row for (_, row), is_busy in zip(rows, are_busy.tolist(), strict=True) if not is_busy}
-        for name in {name for name, _ in rows}:
-            kept = [row for row in self._noted[name] if row not in ended]
-            self._rows -= len(self._noted[name]) - len(kept)
-            if kept:
-                self._noted[name] = kept
-                # A row that is pending or in flight, or has come since.
-                look.busy.add(name)
-            else:
-                del self._noted[name]
+        look.busy.update(schedule.name for schedule in look.asked if schedule.name in self._noted)
         self._ask(look)
 
     def _ask(self, look: _Look) -> None:
@@ -272,7 +294,7 @@ class Overlaps:
             self._answered(look)
 
     def _answered(self, look: _Look) -> None:
-        if look.again() - self._walked:
+        if look.has_again and self._not_walked((RETRIES,)):
             self._walk(look)
             return
         unfinished = {place for told in look.answers() for place in told.unfinished}
@@ -323,6 +345,6 @@ def _to_be_done(batch: Batch, now_ms: int) -> Iterator[tuple[int, str]]:
     """
     far = batch.int64s(ColumnId.DELIVER_AT_MS) > now_ms + FAR_MS
     subject_of = batch.uint32s(ColumnId.SUBJECT) if ColumnId.SUBJECT in batch else np.zeros(batch.count, np.uint32)
-    waits = np.array([not name.startswith(_RETRY) for name in batch.subjects()], np.bool_).take(subject_of)
+    waits = np.array([not name.startswith(RETRIES) for name in batch.subjects()], np.bool_).take(subject_of)
     waits[dead_letters(batch)] = True
     return ((row, name) for row, name in occurrences_in(batch) if not (far[row] and waits[row]))
