@@ -270,11 +270,14 @@ def run_now(name: str, timeout: timedelta, meta: str, form: str) -> None:
 
 @cron.command("delete")
 @name_argument
+@version_option
 @timeout_option
 @meta_option
 @yes_option
-def delete(name: str, timeout: timedelta, meta: str, yes: bool) -> None:
+def delete(name: str, if_version: int | None, timeout: timedelta, meta: str, yes: bool) -> None:
     """End a schedule for good. Messages that it has sent stay.
+
+    When somebody changes the schedule while you are asked, it stays.
 
     $ delayd cron delete report
     $ delayd cron delete report --yes
@@ -282,7 +285,7 @@ def delete(name: str, timeout: timedelta, meta: str, yes: bool) -> None:
     with _asking(meta, timeout) as producer:
         info = _found(producer, name)
         confirm(f"{name} ({_when_text(info.recurrence)}, to {info.subject}) sends nothing any more.", yes)
-        if not producer.delete_recurring(name):
+        if not producer.delete_recurring(name, if_version=if_version or info.version):
             raise _none_of(name)
     click.echo(f"{name} is deleted")
 

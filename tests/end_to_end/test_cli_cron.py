@@ -52,6 +52,8 @@ def test_a_schedule_is_made_shown_listed_changed_and_deleted(running: Up) -> Non
     assert json.loads(said(running, "list", "--prefix", "other", "--format", "json").out) == []
     unanswered = said(running, "delete", "report")
     assert unanswered.code == 2 and "nothing was done" in unanswered.err
+    other = said(running, "delete", "report", "--yes", "--if-version", "7")
+    assert other.code == 2 and "is in version 1, not 7" in other.err, "it is another version that is to end"
     deleted = said(running, "delete", "report", "--yes")
     assert (deleted.code, deleted.out) == (0, "report is deleted\n")
     assert "sends nothing any more" in deleted.err
