@@ -324,7 +324,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.delay.parts",
         "delayd.delay.damage.mending",
         "delayd.delay.ending.keyed_sends",
-        "delayd.delay.ending.records",
+        "delayd.delay.ending.own_rows",
         "delayd.delay.handoff.dispatcher",
         "delayd.delay.handoff.link",
         "delayd.delay.handoff.sender",

@@ -278,9 +278,9 @@ class Asked:
             around.ask_slots,
         )
         self.endings.carriers.draw = around.random_id
-        self.endings.carriers.due = partial(handoff.dispatcher.own, RECURRING)
-        self.endings.records.due = partial(handoff.dispatcher.own, RECORD)
-        handoff.dispatcher.on_own |= {RECURRING: self.endings.carriers.come, RECORD: self.endings.records.come}
+        for subject, rows in ((RECURRING, self.endings.carriers.rows), (RECORD, self.endings.records)):
+            rows.due = partial(handoff.dispatcher.own, subject)
+            handoff.dispatcher.on_own[subject] = rows.come
         handoff.targets.on_restored = self.endings.carriers.restored
         self.endings.overlaps.dispatcher = handoff.dispatcher
         handoff.dispatcher.on_ready = self.endings.carriers.targets_changed

@@ -60,6 +60,7 @@ WAYS = (None, None, *PowerLoss)
 KINDS = ("one", "one", "raw", "keyed", "list", "stream")
 SENT = (MessageState.PENDING, MessageState.IN_FLIGHT, MessageState.DISPATCHED, MessageState.REPLACED)
 FUZZ_MS = 120_000  # A batch is bound up to so long before it is accepted, and a clock is known to some milliseconds.
+UNDER_WAY_MS = 8_000  # With a pause of 20 s behind it, a batch is accepted before its sender has given up.
 HEAL_TURNS = 3_000
 
 Told = dict[str, Any]
@@ -453,7 +454,7 @@ class Life:
         """No bytes are under way for so long."""
         for gateway in self._all():
             for parcel in list(gateway.parcels):
-                if parcel.bound_ms + FUZZ_MS // 2 < self.now_ms:
+                if parcel.bound_ms + UNDER_WAY_MS < self.now_ms:
                     gateway.give_up(parcel)
                     gateway.parcels.remove(parcel)
 

@@ -19,7 +19,7 @@ SEEDS_PLANTED = range(4, 30)  # A planted bug must show within these.
 
 def test_whatever_happens_a_request_is_done_once_and_answered_as_the_first_time() -> None:
     found = lives(SEEDS)
-    assert found["answers again"] > 40 and found["told other_request"] and found["told under_way"]
+    assert found["answers again"] > 20 and found["told other_request"] and found["told under_way"]
     assert all(found[each] for each in ("kills", "gateways killed", "answers lost", "given up", "jumps"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delayd.delay.ending.keyed_sends import KeyedSends, _Behind
-from delayd.delay.ending.records import OldRecords
+from delayd.delay.ending.own_rows import OwnRows
 from tests.worlds.patches import Bugs, Patch, changed
 
 IN_ONCE: Bugs = {
@@ -28,7 +28,7 @@ IN_ONCE: Bugs = {
     "P1: a record decides about the next sender's message": [
         Patch(_Behind, "of", classmethod(changed(_Behind.of.__func__, "has_row & has_key", "has_key")))  # type: ignore[attr-defined]
     ],
-    "L8: records that a full disk kept back are ended without a pause": [
-        Patch(OldRecords, "come", changed(OldRecords.come, " and self._again.at_ms is None", "")),
+    "L8: own rows that a full disk kept back are decided about without a pause": [
+        Patch(OwnRows, "come", changed(OwnRows.come, " and self._again.at_ms is None", "")),
     ],
 }

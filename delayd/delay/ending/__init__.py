@@ -9,8 +9,8 @@ A map, from a request to the outcome of its rows; what became of a row is asked 
     message_requests    requests from their arrival to their answers, and what one group commit decides
     occurrences         what recurring schedules send and skip, computed from their carriers
     overlaps            whether a message of a schedule is unacknowledged, here or at a realtime server
+    own_rows            due rows about which this server decides: carriers, and records of sends
     carriers            the rows that stand for recurring schedules: what is due of them, and what callers ask
-    records             records of sends that are to happen once, from the instant at which they have done their work
     keyed_sends         batches with keys from their arrival to the verdicts about their rows
     endings             these parts, put together; requests by key, up to their rows
 """

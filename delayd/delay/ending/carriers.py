@@ -22,6 +22,8 @@ import numpy as np
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import Int64s, ProducerPart
+from delayd.batch.names import RECURRING_SUBJECT
+from delayd.batch.sequences import Sequences
 from delayd.delay.ending.copies import Rewrites
 from delayd.delay.ending.message_requests import Answer, MessageRequests
 from delayd.delay.ending.occurrences import (
@@ -37,16 +39,15 @@ from delayd.delay.ending.occurrences import (
     first_record,
 )
 from delayd.delay.ending.overlaps import Overlaps
+from delayd.delay.ending.own_rows import OwnRows, OwnWish
 from delayd.delay.ending.requested import RequestWish, Whole
 from delayd.delay.intake import Intake
 from delayd.delay.keys.owned_slots import OwnedSlots
 from delayd.delay.producers import AcceptedBatch
 from delayd.delay.reply import Reply
-from delayd.delay.rows import NO_ROWS, Rows, due_at_ms, join_rows
 from delayd.delay.state_values import RESTORED_KEY
 from delayd.errors import ClockInDoubt, DamagedValue, DelaydError, NoRecurring, SlowDown, key_text
-from delayd.hours import HOUR_MS
-from delayd.machine.executor import Done, Priority
+from delayd.machine.executor import Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import Fence
 from delayd.outcome import MessageState
@@ -62,9 +63,8 @@ from delayd.wire.recurring import (
 
 log = logging.getLogger(__name__)
 
-AGAIN_MS = 1_000  # After a decision that could not be stored, or while nothing may be decided, or told.
-AGAIN_MS_MAX = 8_000  # What no target tells is asked again after twice as long each time: each try reads the carriers.
-ASIDE_MS = 5_000  # After a carrier could not be decided about, which a drain or an operator ends.
+AGAIN_MS = 1_000  # What no target tells is asked again so soon.
+AGAIN_MS_MAX = 8_000  # After twice as long each time: each try reads the carriers.
 MAKE_TRIES = 3  # A schedule that is made and deleted again and again by others.
 
 
@@ -90,8 +90,7 @@ _OVER = (MessageState.PENDING, MessageState.IN_FLIGHT)
 class Carriers:
     """All recurring schedules of this server; belongs to the loop."""
 
-    due: Callable[[], list[Rows]]  # Carriers that are due, in several arrays; set once, as is the next one.
-    overlaps: Overlaps
+    overlaps: Overlaps  # Set once.
 
     def __init__(
         self,
@@ -106,7 +105,6 @@ class Carriers:
         self._clock = site.clock
         self._fence = fence
         self._intake = intake
-        self._requests = requests
         self._ask_by_key = by_key
         self._unanswered: set[AskedSchedule] = set()  # Schedules that wait because nothing is known of their messages.
         self._found: list[set[AskedSchedule]] = []  # Those that the decision under way finds; the worker fills them.
@@ -114,51 +112,20 @@ class Carriers:
         self.draw: Callable[[], int] = lambda: 0  # A random number of 64 bits.
         self._producer_id = 0  # Of this life's batches with new carriers, once there is one.
         self._sends = 0  # Batches with new carriers.
-        self._worker = site.worker
-        self._running = False  # Whether a decision is under way, or about to begin.
-        self._again = site.alarms.alarm(self.come)
-        # Carriers that can't be read or decided about now, or that another server gets, by sequence.
-        self._aside: set[int] = set()
+        # Those that can't be read or decided about now, or that another server gets, are set aside.
+        wish = OwnWish(RECURRING_SUBJECT, Priority.DUE, self._wish, RescheduleAnswer.MOVED, self._decided)
+        self.rows = OwnRows(site, fence, intake, requests, wish)
         self._unserved: set[int] = set()  # Slots of carriers that this server does not serve.
-        self._take_up = site.alarms.alarm(self._try_again)
         self._restored_ms = _read_restored(site)
         self.occurrences = Counter(dict.fromkeys(ENDS, 0))  # Decided durably since the start, by what became of them.
 
     # What is due.
 
-    def come(self) -> None:
-        """Carriers have fallen due: they are decided in another turn of the loop."""
-        if not self._running:
-            self._running = True
-            self._worker.submit(_nothing, self._decide, Priority.DUE)
-
-    def _decide(self, done: Done[None]) -> None:
-        done.result()
-        self._running = False
-        rows = join_rows([NO_ROWS, *self.due()])
-        if self._aside:
-            rows = rows.compress(~np.isin(rows["sequence"], [*self._aside]))
-        if not len(rows):
-            return
-        if self._fence.is_up or self._intake.closed or not self._clock.confirmed:
-            self._again.after(AGAIN_MS)
-            return
-        # A row is filed in the hour of its due instant, or of its acceptance when that is later.
-        asked = Asked(rows["sequence"].copy(), due_at_ms(rows), rows["hour"].astype(np.int64) * HOUR_MS)
-        wanted_at_ms = np.full(len(rows), self._clock.now_ms(), np.int64)
-        self._running = True
-        reply: Reply[AnswerRows] = Reply(self._decided)
-        whole = Whole(
-            RequestWish.MOVE,
-            asked,
-            reply,
-            wanted_at_ms,
-            rewrites=Rewriting(self._recurs_ahead, self.occurrences.update),
-        )
-        try:
-            self._requests.take(whole)
-        except DelaydError as error:
-            self._decided(error)
+    def _wish(self, asked: Asked, reply: Reply[AnswerRows]) -> Whole:
+        """The request that decides about carriers which are due."""
+        wanted_at_ms = np.full(len(asked.sequences), self._clock.now_ms(), np.int64)
+        rewrites = Rewriting(self._recurs_ahead, self.occurrences.update)
+        return Whole(RequestWish.MOVE, asked, reply, wanted_at_ms, rewrites=rewrites)
 
     def _recurs_ahead(self) -> Recurs:
         now_ms = self._clock.now_ms()
@@ -180,22 +147,12 @@ class Carriers:
         """
         self._restored_ms = at_ms
 
-    def _decided(self, told: AnswerRows | DelaydError) -> None:
-        self._running = False
+    def _decided(self, stayed: Sequences) -> None:
         self._unanswered.update(*self._found)
         self._found.clear()
-        if isinstance(told, DelaydError):
-            log.warning("schedules_not_decided reason=%r", told.message)
-            self._again.after(AGAIN_MS)
-        else:
-            stayed = told["sequence"].compress(told["answer"] != RescheduleAnswer.MOVED)
-            if len(stayed):
-                self._aside.update(stayed.tolist())
-                self._take_up.after(ASIDE_MS)
-                self._ask_for_slots()
-                self._look_for_overlaps()
-            # Others may have fallen due meanwhile.
-            self.come()
+        if len(stayed):
+            self._ask_for_slots()
+            self._look_for_overlaps()
 
     def _look_for_overlaps(self) -> None:
         """Ask whether messages of some schedules are unacknowledged."""
@@ -206,18 +163,18 @@ class Carriers:
 
     def _looked(self, unknown: int) -> None:
         if unknown:
-            self._take_up.after(self._untold_ms)
+            self.rows.try_again(self._untold_ms)
             self._untold_ms = min(2 * self._untold_ms, AGAIN_MS_MAX)
         else:
             self._untold_ms = AGAIN_MS
         if self.overlaps.known:
-            self._try_again()
+            self.rows.try_again()
         self._look_for_overlaps()
 
     def targets_changed(self) -> None:
         """A target can be asked that could not be asked before, or a subject has one."""
         if self._untold_ms > AGAIN_MS:
-            self._try_again()
+            self.rows.try_again()
 
     def _ask_for_slots(self) -> None:
         """Ask meta about slots of schedules that came from another delay server."""
@@ -229,11 +186,7 @@ class Carriers:
 
     def _heard_of_slots(self, error: DelaydError | None) -> None:
         if error is None:
-            self._try_again()
-
-    def _try_again(self) -> None:
-        self._aside.clear()
-        self.come()
+            self.rows.try_again()
 
     # What callers ask.
 
@@ -326,7 +279,3 @@ def _read_restored(site: Site) -> int:
         log.warning("value_rebuilt key=%s source=clock", key_text(error.key))
         return site.clock.now_ms()
     return 0 if value is None else int(msgpack.unpackb(value))
-
-
-def _nothing() -> None:
-    """Another turn of the loop goes on after it."""

@@ -15,6 +15,7 @@ import numpy as np
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ROWS_MAX, ColumnId, Int64s
 from delayd.batch.content import Names, slots_of_names
+from delayd.batch.names import RECORD_SUBJECT
 from delayd.delay.ending.carriers import Carriers, OnRecord
 from delayd.delay.ending.copies import Rewrites
 from delayd.delay.ending.drain import Drain, OnProgress
@@ -23,7 +24,7 @@ from delayd.delay.ending.finder import Finder
 from delayd.delay.ending.keyed_sends import KeyedSends
 from delayd.delay.ending.message_requests import Answer, MessageRequests
 from delayd.delay.ending.overlaps import Overlaps
-from delayd.delay.ending.records import OldRecords
+from delayd.delay.ending.own_rows import OwnRows, OwnWish
 from delayd.delay.ending.requested import RequestWish, Whole
 from delayd.delay.filing.schedule_log import Sources
 from delayd.delay.intake import Decided, Intake, OpenGroup
@@ -40,7 +41,7 @@ from delayd.machine.executor import Done, Executor, Priority
 from delayd.machine.identity import Site
 from delayd.machine.operating import Fence
 from delayd.outcome import MessageState
-from delayd.wire.asked import AnswerRows, Asked, AskedWindow, DrainOrder, DrainProgress, MoveTry, Tries
+from delayd.wire.asked import AnswerRows, Asked, AskedWindow, CancelAnswer, DrainOrder, DrainProgress, MoveTry, Tries
 from delayd.wire.meta import SlotSet
 from delayd.wire.recurring import RecurringRequest
 
@@ -72,7 +73,10 @@ class Endings:
         self._finder = Finder(site, ledger, books.sources, lambda: intake.durable_sequence)
         self.carriers = Carriers(site, books.fence, intake, self.owned_slots, self.requests, self._keyed_requests.ask)
         self.carriers.overlaps = self.overlaps = Overlaps(site, self._finder, self.requests)
-        self.records = OldRecords(site, books.fence, intake, self.requests)
+        # Records of sends have done their work when they are due: they end then (docs/once.md).
+        end = partial(Whole, RequestWish.CANCEL)
+        over = OwnWish(RECORD_SUBJECT, Priority.NORMAL, end, CancelAnswer.CANCELLED)
+        self.records = OwnRows(site, books.fence, intake, self.requests, over)
         self.drain = Drain(site, ledger, books.sources, self._finder, self.requests)
         intake.keyed = self.keyed_sends
         intake.decider = Deciding(self.keyed_sends, self.requests)

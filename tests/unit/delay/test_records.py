@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+import numpy as np
 import pytest
 
 from delayd.batch.columns import RECORD_FLAG, ProducerPart
+from delayd.delay.ending import own_rows
 from delayd.delay.ending.keyed_sends import KEEP, REJECT, REPLACE
+from delayd.delay.ending.message_requests import MessageRequests
+from delayd.delay.ending.requested import RequestWish, Whole
 from delayd.outcome import MessageState, Reason
+from delayd.recurrence.deciding import RunPolicy
+from delayd.recurrence.recurrence import Recurrence
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
+from delayd.wire.asked import ANSWER
 from delayd.wire.heads import need_maps
 from delayd.wire.once import KEPT_MS
+from delayd.wire.recurring import RecurringRequest, RecurringSpec, RecurringWish, body_of
 from delayd.wire.requests import RequestType
 from tests.batches import messages
 from tests.worlds.delay import ACCEPTED, World, wanted
@@ -119,19 +129,54 @@ def test_what_became_of_a_record_is_told_also_when_it_was_taken_weeks_late() -> 
     assert world.sent_keyed(pair("next"), [b"n", b""], [RECORD_FLAG, 0]) == [ACCEPTED] * 2
 
 
-def test_records_that_a_full_disk_keeps_are_tried_again_each_second(caplog: pytest.LogCaptureFixture) -> None:
+def tries(caplog: pytest.LogCaptureFixture, subject: str) -> int:
+    return sum(record.message.startswith(f"own_rows_not_decided subject={subject} ") for record in caplog.records)
+
+
+def test_own_rows_that_a_full_disk_keeps_are_tried_again_each_second(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
-    world.sent_keyed(pair("first"), [b"n", b""], [RECORD_FLAG, 0])
-    world.clock.advance(KEPT_MS - 1_500)
-    world.pass_ms(500)
-    caplog.clear()
+    spec = RecurringSpec(Recurrence(every=timedelta(seconds=1)), RunPolicy(misfire="all"), "orders.eu", b"")
+    request = RecurringRequest(RecurringWish.PUT, b"each", spec=spec)
+    world.ask(RequestType.RECUR, request.to_head(world.server.log_id), b"".join(body_of(spec.encode())))
+    world.sent_keyed(
+        [*wanted(1, 2_500, "record", RECORD), *wanted(1, 50_000, "message")], [b"n", b""], [RECORD_FLAG, 0]
+    )
+    world.pass_ms(1_500)
     world.disk.capacity_bytes = world.disk.used_bytes
     world.pass_ms(5_000)
-    tries = [record for record in caplog.records if record.message.startswith("records_not_ended")]
-    assert 0 < len(tries) <= 6, "a try each second"
+    assert 0 < tries(caplog, "%once") <= 6 and 0 < tries(caplog, "%cron") <= 6, "a try each second"
     world.disk.capacity_bytes = CAPACITY_BYTES
     world.pass_ms(3_000)
-    assert world.states(world.receipts("record of first")) == [MessageState.CANCELLED]
+    assert world.states(world.receipts("record-0")) == [MessageState.CANCELLED]
+    assert len(world.bodies()) >= 8, "occurrences that were missed are sent"
+
+
+def test_a_record_that_cannot_end_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is answered as while its hour can't be read, and one ends at a time."""
+    monkeypatch.setattr(own_rows, "AT_ONCE", 1)
+    world = World()
+    world.send_keyed(wanted(1, HOUR_MS, "stuck", RECORD), [b"n"], RECORD_FLAG)
+    world.settle()
+    world.checkpoint()
+    world.clock.advance(HOUR_MS - 3_000)
+    world.pass_ms(500)
+    stuck = world.receipts("stuck-0").sequences
+    decide = MessageRequests.take
+
+    def left_in_flight(self: MessageRequests, whole: Whole) -> None:
+        if whole.wish is RequestWish.CANCEL and whole.asked.sequences.tolist() == stuck.tolist():
+            whole.reply.end(np.zeros(1, ANSWER))
+        else:
+            decide(self, whole)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MessageRequests, "take", left_in_flight)
+        world.sent_keyed(wanted(3, HOUR_MS, "other", RECORD), [b"a", b"b", b"c"], RECORD_FLAG)
+        world.pass_ms(6_000)
+        states = world.states(world.receipts("other-0", "other-1", "other-2", "stuck-0"))
+        assert sorted(states) == sorted([MessageState.CANCELLED] * 3 + [MessageState.PENDING])
+    world.pass_ms(6_000)
+    assert world.states(world.receipts("stuck-0")) == [MessageState.CANCELLED], "it is tried again"
 
 
 @pytest.mark.parametrize(
