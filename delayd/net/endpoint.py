@@ -62,7 +62,7 @@ async def _dial_tls(endpoint: Endpoint, tls: Tls, make: Callable[[], P]) -> P:
             shaken.set_result(error)
 
     def over() -> TlsEnd[P]:
-        return TlsEnd(make(), context, ended, name=tls.name or endpoint.host)
+        return TlsEnd(make(), context, ended, name=tls.name or endpoint.host, cert=tls.cert)
 
     transport, end = await loop.create_connection(over, endpoint.host, endpoint.port)
     try:

@@ -78,13 +78,18 @@ class TlsEnd(asyncio.Transport, asyncio.BufferedProtocol, Generic[P]):
         *,
         channel: bytes = b"",
         name: str | None = None,
+        cert: str = "",
     ) -> None:
-        """``name`` is that of the server that is dialled; a server has None, and ``channel``: its certificate's."""
+        """``name`` is that of the server that is dialled; a server has None, and ``channel``: its certificate's.
+        ``cert`` is the file of the certificate that a side that dials shows.
+        """
         super().__init__()
         self.inner = inner
         self._context = context
         self._ended: Callable[[TlsEnd[P], Exception | None], None] | None = ended
         self._name = name
+        self._cert = cert
+        self._refused: CertificateRefused | None = None
         self._channel = channel
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._in, self._out, server_side=name is None, server_hostname=name)
@@ -135,7 +140,7 @@ class TlsEnd(asyncio.Transport, asyncio.BufferedProtocol, Generic[P]):
         self._line = None
         self._closing = True
         self._end_handshake(exc or ConnectionResetError("the peer closed the connection during the handshake"))
-        self.inner.connection_lost(exc)
+        self.inner.connection_lost(exc or self._refused)
 
     def pause_writing(self) -> None:
         """The socket is full."""
@@ -270,7 +275,10 @@ class TlsEnd(asyncio.Transport, asyncio.BufferedProtocol, Generic[P]):
         self._end_handshake(_NoTls("the peer has no TLS"))
         self.inner.connection_made(self)
         cast(Refuses, self.inner).refuse(
-            TlsRequired("this port takes connections over TLS only; write delayds:// in front of its address")
+            TlsRequired(
+                "this port takes connections over TLS only; write delayds:// in front of its address, or give a server"
+                " tls_cert and tls_key"
+            )
         )
 
     def _give(self) -> None:
@@ -317,7 +325,14 @@ class TlsEnd(asyncio.Transport, asyncio.BufferedProtocol, Generic[P]):
         self._flush()
 
     def _break(self, error: ssl.SSLError) -> None:
-        """The peer's records are of no use: what was sent to it, or came from it, was changed on the way."""
+        """The peer's records are of no use: what was sent to it, or came from it, was changed on the way; or a server
+        does not take the certificate of this side, which it says behind the handshake.
+        """
+        why = None if self._name is None else refusal(error, self._cert)
+        if why is not None:
+            self._refused = CertificateRefused(why)
+            self.abort()
+            return
         limited.warning("tls_broken", "tls_broken peer=%s reason=%r", self._peer(), _reason(error))
         self._flush()
         self.abort()
@@ -337,6 +352,10 @@ class TlsEnd(asyncio.Transport, asyncio.BufferedProtocol, Generic[P]):
     def _peer(self) -> str:
         address = self.get_extra_info("peername")
         return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a peer"
+
+
+class CertificateRefused(Exception):
+    """A server does not take the certificate of this side, or wants one."""
 
 
 class _NoTls(Exception):
@@ -393,7 +412,19 @@ class TlsGate:
         self._opening.discard(end)
         # One without TLS is refused by its protocol, which says so.
         if error is not None and not isinstance(error, ConnectionError | _NoTls):
-            limited.warning("tls_refused", "tls_refused peer=%s reason=%r", end._peer(), _reason(error))
+            limited.warning("tls_refused", "tls_refused peer=%s reason=%r", end._peer(), self._why(error))
+
+    def _why(self, error: Exception) -> str:
+        """Why a handshake failed, and what helps."""
+        reason, alert = _reason(error), error.reason if isinstance(error, ssl.SSLError) else ""
+        if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _NOT_SIGNED:
+            return f"{reason}: no authority in {self._tls.client_ca} (tls_client_ca) has signed its certificate"
+        if alert == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+            return f"{reason}, and tls_client_ca asks for one: {_GIVE}"
+        if alert == _UNKNOWN_CA:
+            what = f"it trusts no authority that has signed {self._tls.cert} (tls_cert)"
+            return f"{reason}: {what}; give it that one as ca= of the address, DELAYD_TLS_CA, or tls_ca of a server"
+        return reason
 
 
 def check_files(tls: Tls) -> None:
@@ -515,6 +546,39 @@ def _reason(error: Exception) -> str:
 _EXPIRED, _NOT_YET_VALID, _OTHER_NAME, _OTHER_ADDRESS = 10, 9, 62, 64  # X509_V_ERR_…, of OpenSSL's x509_vfy.h.
 
 
+_NOT_SIGNED = (18, 19, 20, 21)  # Signed by itself, or by nobody who is known; of x509_vfy.h, too.
+# OpenSSL's names of what a server says about the certificate of this side.
+_UNKNOWN_CA = "TLSV1_ALERT_UNKNOWN_CA"
+_UNUSABLE = (
+    "SSLV3_ALERT_BAD_CERTIFICATE",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
+    "TLSV1_ALERT_DECRYPT_ERROR",
+)
+_GIVE = (
+    "give one as cert= and key= of the address, as DELAYD_TLS_CERT and DELAYD_TLS_KEY, or as tls_cert and tls_key of a"
+    " server"
+)
+
+
+def refusal(error: ssl.SSLError, cert: str) -> str | None:
+    """What a server says about the certificate of this side, the file ``cert``, and what helps; None: nothing."""
+    if error.reason == "TLSV13_ALERT_CERTIFICATE_REQUIRED":
+        return (
+            f"that server takes nobody without a certificate that an authority in its tls_client_ca has signed; {_GIVE}"
+        )
+    if error.reason == _UNKNOWN_CA:
+        return (
+            f"no authority in the tls_client_ca of that server has signed {cert}, the certificate of this side; have"
+            f" its operator add the authority, or {_GIVE}"
+        )
+    if error.reason == "SSLV3_ALERT_CERTIFICATE_EXPIRED":
+        return f"the certificate of this side, {cert}, has expired; put a new one into that file"
+    if error.reason in _UNUSABLE:
+        return f"that server can't use the certificate of this side, {cert}; see the log of that server"
+    return None
+
+
 def not_encrypted(endpoint: Endpoint, error: Exception) -> NotEncrypted:
     """The error of a side that has dialled, for a handshake that failed: it says who must act."""
     tls = endpoint.access.tls
@@ -535,10 +599,13 @@ def not_encrypted(endpoint: Endpoint, error: Exception) -> NotEncrypted:
                 " the address, or have a certificate made for this one"
             )
         else:
+            trusted = f"no authority in {tls.ca}" if tls is not None and tls.ca else "none that this machine trusts"
             what = (
-                f"has a certificate that nobody trusted here has signed ({error.verify_message}); give the certificate"
-                " of its authority as ca= of the address, or as DELAYD_TLS_CA, or tls_ca of a server"
+                f"has a certificate that nobody trusted here has signed: {trusted} ({error.verify_message}); give the"
+                " certificate of its authority as ca= of the address, or as DELAYD_TLS_CA, or tls_ca of a server"
             )
+    elif isinstance(error, ssl.SSLError) and (why := refusal(error, tls.cert if tls is not None else "")):
+        what = f"ends the handshake: {why}"
     else:
         what = f"and this side can't agree on TLS ({_reason(error)}); see the log of that server"
     return NotEncrypted(f"{endpoint} {what}")

@@ -230,5 +230,10 @@ def _missing(found: list[AskedServer]) -> list[Named]:
     ]
     for role, kind in NEEDED.items():
         if not any(seen.role == role for seen in found):
-            missing.append((role, kind.wait(f"meta knows no {role} server", meta=found[0].address)))
+            missing.append(
+                (
+                    role,
+                    kind.wait(f"meta knows no {role} server; one that runs says in its log why", meta=found[0].address),
+                )
+            )
     return missing

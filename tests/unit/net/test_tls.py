@@ -176,13 +176,17 @@ def test_a_certificate_that_is_not_the_servers_or_over_is_refused_by_name(
     on_loop(scenario)
 
 
-def test_a_certificate_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
+def test_a_certificate_of_another_authority_is_refused(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(loopback: Loopback) -> None:
         other = Authority(tmp_path, "other")
         _, port = await loopback.serve(Echo(), access=Access(other.server()))
         for access in (trusting(authority), Access(Tls())):
             refused = await error_of(loopback.connect(port, access=access))
             assert isinstance(refused, NotEncrypted) and "nobody trusted here has signed" in refused.message
+            assert access.tls is not None and (access.tls.ca or "this machine trusts") in refused.message
+        assert "it trusts no authority that has signed" in caplog.text and "(tls_cert)" in caplog.text
 
     on_loop(scenario)
 
@@ -209,15 +213,36 @@ def test_an_older_tls_than_1_2_is_not_spoken(authority: Authority) -> None:
     on_loop(scenario)
 
 
-def test_a_server_may_ask_for_certificates_of_its_clients(authority: Authority, tmp_path: Path) -> None:
+def test_a_server_may_ask_for_certificates_of_its_clients_and_both_sides_say_what_helps(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(loopback: Loopback) -> None:
         echo, stranger = Echo(), Authority(tmp_path, "stranger")
         access = Access(authority.server()._replace(client_ca=authority.ca))
         _, port = await loopback.serve(echo, access=access)
         theirs = stranger.sign("theirs", "client")
-        for own in ({}, theirs._asdict()):
-            client = await loopback.connect(port, access=trusting(authority, **own))
-            assert isinstance(await error_of(client.request(20, {})), ConnectionLost)
+        over = authority.sign("over", "client", ends=-timedelta(hours=1))
+        for own, told in (
+            (
+                {},
+                "takes nobody without a certificate that an authority in its tls_client_ca has signed; give one",
+            ),
+            (theirs._asdict(), f"has signed {theirs.cert}, the certificate of this side; have"),
+            (over._asdict(), f"{over.cert}, has expired; put a new one into that file"),
+        ):
+            # However much this side has sent by then, it hears why.
+            for body in ((), (bytes(1 << 20),)):
+                client = await loopback.connect(port, access=trusting(authority, **own))
+                lost = await error_of(client.request(20, {}, body))
+                assert isinstance(lost, ConnectionLost) and told in lost.message, (own, lost)
+        for told in ("and tls_client_ca asks for one", f"no authority in {authority.ca} (tls_client_ca) has signed"):
+            assert told in caplog.text, told
+        assert "tls_broken" not in caplog.text
+        old = trusting(authority, **theirs._asdict())
+        assert old.tls is not None
+        monkeypatch.setattr(tls.dialling_context(old.tls), "maximum_version", ssl.TLSVersion.TLSv1_2)
+        refused = await error_of(loopback.connect(port, access=old))
+        assert isinstance(refused, NotEncrypted) and "ends the handshake: no authority" in refused.message
         assert not echo.connections
         mine = authority.sign("mine", "client")
         client = await loopback.connect(port, access=trusting(authority, **mine._asdict()))
