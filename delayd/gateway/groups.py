@@ -152,8 +152,8 @@ class Groups:
         drawn = secrets.token_urlsafe(LEASE_BYTES * len(rows))
         leases = [drawn[first : first + LEASE_CHARS] for first in range(0, len(drawn), LEASE_CHARS)]
         pulled = shown(PulledMessage, leases, batch, rows)
-        for lease, row, message in zip(leases, rows, pulled, strict=True):
-            self._held[lease] = _Held(consumer, handle_at(batch, row), message.attempt, ends_at)
+        for message, row in zip(pulled, rows, strict=True):
+            self._held[message.name] = _Held(consumer, handle_at(batch, row), message.attempt, ends_at)
         return pulled
 
     # What is said of messages.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import product, repeat
@@ -30,7 +30,6 @@ WAIT_MS_MAX = 30_000  # Shorter than proxies wait for an answer.
 LEASE_MS_MAX = 43_200_000
 LEASES_MAX = 10_000
 INTEGER_MAX = (1 << 63) - 1
-NO_HEADERS: Mapping[str, str | bytes] = {}
 
 FLOW, TIMEOUT = "delayd-flow", "delayd-timeout"  # Headers of a message for its push target.
 
@@ -452,6 +451,15 @@ def body_of(content: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(content).decode()}
 
 
+def bodies_of(contents: Sequence[bytes]) -> tuple[Iterable[str | None], Iterable[str | None]]:
+    """The same for bodies of several messages: the texts, and what is in base64."""
+    try:
+        return [content.decode() for content in contents], repeat(None)
+    except UnicodeDecodeError:
+        told = [body_of(content) for content in contents]
+        return [each.get("body") for each in told], [each.get("body_base64") for each in told]
+
+
 def header_texts(headers: Mapping[str, str | bytes]) -> dict[str, str]:
     """Headers in an answer."""
     return {
@@ -462,9 +470,15 @@ def header_texts(headers: Mapping[str, str | bytes]) -> dict[str, str]:
 def shown(kind: type[M], names: Sequence[str], columns: MessageColumns, rows: range) -> list[M]:
     """These rows of pulled messages in an answer or a POST, under these names."""
     cut = slice(rows.start, rows.stop)
+    headers: Iterable[dict[str, str] | None] = repeat(None)
+    if any(columns.headers_bytes[cut]):
+        headers = [header_texts(each) or None for each in columns.headers[cut]]
+    texts, encoded = bodies_of(columns.bodies[cut])
     return [
         kind(
             name=name,
+            body=text,
+            body_base64=base64_text,
             subject=subject,
             attempt=attempt,
             deliver_at=instant_text(due_ms),
@@ -474,11 +488,12 @@ def shown(kind: type[M], names: Sequence[str], columns: MessageColumns, rows: ra
             sequence=sequence,
             key=key,
             tags=tags,
-            headers=header_texts(headers) or None,
-            **body_of(body),
+            headers=of_row,
         )
-        for name, subject, attempt, due_ms, late_ms, log_id, sequence, key, tags, headers, body in zip(
+        for name, text, base64_text, subject, attempt, due_ms, late_ms, log_id, sequence, key, tags, of_row in zip(
             names,
+            texts,
+            encoded,
             columns.subjects[cut],
             columns.attempts[cut].tolist(),
             columns.instants[cut],
@@ -487,9 +502,8 @@ def shown(kind: type[M], names: Sequence[str], columns: MessageColumns, rows: ra
             columns.sequences[cut].tolist(),
             columns.keys[cut],
             columns.tags[cut],
-            columns.headers[cut] if any(columns.headers_bytes[cut]) else repeat(NO_HEADERS, len(rows)),
-            columns.bodies[cut],
-            strict=True,
+            headers,
+            strict=False,
         )
     ]
 
