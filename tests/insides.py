@@ -251,6 +251,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.delay.core",
         "delayd.delay.ending.keyed_sends",
         "delayd.delay.ending.occurrences",
+        "delayd.delay.ending.overlaps",
         "delayd.delay.handoff.frames",
         "delayd.delay.handoff.window",
         "delayd.delay.keys.index",

@@ -88,12 +88,15 @@ def test_an_edit_changes_what_is_given_and_nothing_else(running: Up, tmp_path: P
         (("--unset", "jitter", "--unset", "skip-dates"), {"jitter_ms": 0, "skip_dates": []}),
         (("--unset", "headers", "--tag", "us"), {"headers": {}, "tags": ["us"]}),
         (("--misfire", "skip", "--unset", "catchup"), {"misfire": "skip", "catchup_ms": None}),
-        (("--gap", "skip"), {"gap": "skip"}),
+        (("--gap", "skip", "--overlap", "skip"), {"gap": "skip", "overlap": "skip"}),
         (
             ("--every", "90s", "--anchor", "2027-01-01T00:00:00Z"),
             {"cron": None, "gap": None, "every_ms": 90_000, "anchor_ms": 1_798_761_600_000},
         ),
-        (("--cron", "@daily"), {"cron": "@daily", "every_ms": None, "anchor_ms": None}),
+        (
+            ("--cron", "@daily", "--unset", "overlap"),
+            {"cron": "@daily", "every_ms": None, "anchor_ms": None, "overlap": "all"},
+        ),
         (("--until", "2099-01-01T00:00:00Z"), {"until_ms": 4_070_908_800_000}),
     ]
     moving = ("version", "changed_ms", "decided_ms", "next_ms")

@@ -67,6 +67,7 @@ def test_a_schedule_is_as_a_producer_makes_it(served: tuple[Gateway, str]) -> No
         "misfire": "all",
         "catchup": "3d",
         "catchup_max": 9,
+        "overlap": "skip",
         "ttl": "2h",
         "headers": {"a": "b"},
         "ordering_key": "o",
@@ -76,11 +77,12 @@ def test_a_schedule_is_as_a_producer_makes_it(served: tuple[Gateway, str]) -> No
     with Producer(meta) as producer:
         info = producer.get_recurring(name)
         assert info is not None and info.body == b"\xff" and info.ordered
-        assert (info.policy.misfire, info.policy.catchup_max) == ("all", 9)
+        assert (info.policy.misfire, info.policy.catchup_max, info.policy.overlap) == ("all", 9, "skip")
         same = gateway.ask("GET", f"/v1/cron/{quote(name, safe='')}").json
-        assert (same["every"], same["catchup"], same["ttl"], same["next"]) == (
+        assert (same["every"], same["catchup"], same["overlap"], same["ttl"], same["next"]) == (
             "90m",
             "3d",
+            "skip",
             "2h",
             info.next.strftime("%Y-%m-%dT%H:%M:%S.000Z") if info.next else None,
         )

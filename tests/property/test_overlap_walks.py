@@ -18,6 +18,7 @@ from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import ColumnId, ProducerPart
 from delayd.batch.labels import OCCURRENCE_MS, ORIGIN, SCHEDULE, decode_headers, number_in
 from delayd.batch.names import retry_subject
+from delayd.delay.ending import overlaps
 from delayd.errors import DelaydError, SlowDown
 from delayd.log.pull import RetryRow
 from delayd.recurrence.deciding import RunPolicy
@@ -228,6 +229,17 @@ def test_an_occurrence_is_decided_only_when_each_earlier_message_was_acknowledge
     walk.heal()
     assert walk.target.asked
     assert len(walk.target.arrived) >= before + 5, "occurrences run again once all is acknowledged"
+
+
+def test_the_same_holds_when_there_is_room_for_a_few_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlaps, "PRUNE_FROM", 1)
+    monkeypatch.setattr(overlaps, "NOTED_MAX", 3)
+    walk = Walk(4)
+    for _ in range(STEPS):
+        walk.step()
+    before = len(walk.target.arrived)
+    walk.heal()
+    assert len(walk.target.arrived) >= before + 5
 
 
 def test_while_nobody_can_tell_nothing_is_decided_and_after_a_minute_it_can_be_paused() -> None:
