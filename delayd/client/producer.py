@@ -612,6 +612,11 @@ def once_of(producer: AsyncProducer, meta: str) -> OnceSends:
     return OnceSends(core.outbox, core.messages, checked, settings.timeout_ms)
 
 
+async def run_under(producer: AsyncProducer, name: Key, number: int) -> RecurringInfo:
+    """`AsyncProducer.run_recurring` under a number of the caller's: it is done once (docs/once.md); 0: under none."""
+    return await producer._run(producer._core.schedules.run(name, number))
+
+
 class AwaitedSends(ProducerCore):
     """The core for callers on its loop: sends wait in line because the queue is full."""
 

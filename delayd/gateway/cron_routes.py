@@ -17,9 +17,10 @@ from starlette.responses import Response
 
 from delayd.client.asking.recurring import RecurringInfo
 from delayd.client.instants import instant_ms
-from delayd.client.producer import AsyncProducer
+from delayd.client.producer import AsyncProducer, run_under
 from delayd.errors import NoRecurring, RecurringConflict
 from delayd.gateway.conditions import changed_since, entity_tag, if_match, if_new
+from delayd.gateway.once import number_of
 from delayd.gateway.problems import Refusal
 from delayd.gateway.sends import decoded, part, queried, query_of, read_body
 from delayd.gateway.values import (
@@ -232,7 +233,8 @@ class CronRoutes:
         """Send one message now."""
         queried(request)
         name = part(request, "name")
-        return await _changed(lambda: self._producer().run_recurring(name), None)
+        number = number_of(request, name)
+        return await _changed(lambda: run_under(self._producer(), name, number), None)
 
     async def next(self, request: Request) -> Response:
         """The next occurrences of a schedule."""

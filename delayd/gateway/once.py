@@ -55,13 +55,26 @@ class OnceRequests:
 
     def of(self, request: Request, subject: str) -> OnceRequest | None:
         """A request with a name; None when it has none. BadArgument for a header that is no name."""
-        if HEADER not in request.headers:
-            return None
-        given = [value for name, value in request.scope["headers"] if name == HEADER.encode()]
-        if len(given) > 1 or not 0 < len(given[0]) <= NAME_CHARS_MAX:
-            raise BadArgument(f"a request has one Idempotency-Key of 1 to {NAME_CHARS_MAX} characters, or none")
-        token: str = request.scope.get(TOKEN, "")
-        return OnceRequest(self._sends, self._under_way, (b"http", token.encode(), given[0]), subject)
+        name = _name_of(request)
+        return None if name is None else OnceRequest(self._sends, self._under_way, name, subject)
+
+
+def number_of(request: Request, schedule: str) -> int:
+    """The number under which a schedule runs once, for a request with a name; 0 for one without. Raises as `of`."""
+    name = _name_of(request)
+    if name is None:
+        return 0
+    return int.from_bytes(hashlib.sha256(once_key(*name, b"run", schedule.encode())).digest()[:8], "little") or 1
+
+
+def _name_of(request: Request) -> tuple[bytes, ...] | None:
+    if HEADER not in request.headers:
+        return None
+    given = [value for name, value in request.scope["headers"] if name == HEADER.encode()]
+    if len(given) > 1 or not 0 < len(given[0]) <= NAME_CHARS_MAX:
+        raise BadArgument(f"a request has one Idempotency-Key of 1 to {NAME_CHARS_MAX} characters, or none")
+    token: str = request.scope.get(TOKEN, "")
+    return b"http", token.encode(), given[0]
 
 
 class OnceRequest:

@@ -93,6 +93,7 @@ def operations_of(gateway: Gateway) -> list[Operation]:
         MSGPACK: AnyOf((PackedMessage,), "lines"),
         "application/octet-stream": bytes,
     }
+    named = {"Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": NAME_CHARS_MAX}}
     lines = AnyOf((given, Problem), "lines")
     pending = AnyOf((PendingLine, PendingTotal, Problem), "lines")
     letters = AnyOf((DeadLine, DeadTotal, Problem), "lines")
@@ -110,7 +111,7 @@ def operations_of(gateway: Gateway) -> list[Operation]:
             takes=bodies,
             may_be_empty=True,
             status=201,
-            headers={"Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": NAME_CHARS_MAX}},
+            headers=named,
             also={200: kept, (200, NDJSON): lines, (200, MSGPACK): lines},
             fails=(409, 422, 429),
         ),
@@ -276,6 +277,7 @@ def operations_of(gateway: Gateway) -> list[Operation]:
         ),
         op(
             *("POST", f"{schedule}/run", "run_schedule", "Send one message now.", cron.run, Schedule),
+            headers=named,
             fails=(404, 409),
             tagged=True,
         ),

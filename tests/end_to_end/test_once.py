@@ -183,6 +183,22 @@ def test_how_a_request_is_written_does_not_matter(front: Front) -> None:
     assert first(sent) == first(again) and again.json["duplicate"] is True
 
 
+def test_a_schedule_runs_once_under_a_name(front: Front) -> None:
+    path = "/v1/cron/nightly"
+    assert front.gateway.ask("PUT", path, {"every": "1d", "subject": "nightly", "body": "x"}).status == 200
+    for gateway, name in ((front.gateway, "a"), (front.other, "a"), (front.other, "b"), (front.gateway, "a")):
+        assert gateway.ask("POST", f"{path}/run", headers={"idempotency-key": name}).status == 200
+    came: list[Json] = []
+
+    def have_come() -> bool:
+        came.extend(front.gateway.pull("nightly", max_messages=10))
+        return len(came) > 1
+
+    wait_until(have_come, "two messages")
+    assert len(came) == 2 and front.gateway.pull("nightly", wait_ms=200) == []
+    assert front.gateway.ask("POST", f"{path}/run", headers={"idempotency-key": ""}).status == 400
+
+
 def test_messages_with_one_key_are_decided_in_their_order(front: Front) -> None:
     wishes: list[Json] = [
         {"body": str(number), "delay": "1h", "key": "k", "on_conflict": "replace"} for number in range(30)

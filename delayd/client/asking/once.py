@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from delayd.client.sending.outbox import Outbox, RecordedSend, RecordMet, accept
 from delayd.client.sending.receipts import Receipt
 from delayd.client.sending.send_options import ON_CONFLICT, Label, Sends, Single
 from delayd.errors import LogId, SlowDown
-from delayd.hours import hour_of_ms
+from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.outcome import MessageState
 from delayd.wire.asked import AskedWindow, Content, Piece, Place
 from delayd.wire.once import KEPT_MS, SendRecord
@@ -35,6 +36,7 @@ TRIES_MAX = 4  # A record that ends at the moment at which it is met.
 FITS = 4_096  # Names that are tried at once; one in 1,024 falls into the wanted slot.
 AHEAD_ROWS, AHEAD_MS = 4_096, 60_000  # Records that are read together: so many, due within so long.
 KNOWN_MAX = 65_536  # Some 300 bytes each.
+HOURS_LATE_MAX = 48  # A message that was accepted longer after its due instant is not looked for.
 CLOCK_ERROR_MS = 5_000  # A client knows a server's clock better than this.
 
 _RECORD = RECORD_SUBJECT.encode()
@@ -173,31 +175,53 @@ class OnceSends:
         earliest, latest = record.sent_at_ms - CLOCK_ERROR_MS, record.sent_at_ms + self._timeout_ms
         hours = {hour_of_ms(max(record.deliver_at_ms, at_ms)) for at_ms in (earliest, record.sent_at_ms, latest)}
         keeps = row[5] is not None and row[5].on_conflict == ON_CONFLICT["keep"]
-        unsure: list[Receipt] = []
-        for hour in sorted(hours):
-            found_there = accepted_at(receipt, record.accepted_at_ms(hour))
-            if len(hours) == 1 and not keeps:
-                return found_there
-            info = await self._messages.get_one(asked_of(row[0], found_there))
+        places = [accepted_at(receipt, record.accepted_at_ms(hour)) for hour in sorted(hours)]
+        if len(places) == 1 and not keeps:
+            return places[0]
+        found_there = await self._found(row[0], places)
+        if found_there is None:
+            return accepted_at(receipt, record.sent_at_ms)
+        first, info = found_there
+        if info.state is MessageState.IN_FLIGHT and keeps:
+            raise _unsure()
+        if info.state is not MessageState.KEPT or info.other is None or info.other_at_ms is None:
+            return first
+        other = _other(first, info.other, info.other_at_ms)
+        # It is filed in the hour in which it is due, or in the later one in which it was accepted.
+        due_hour, last_hour = hour_of_ms(other.deliver_at_ms), hour_of_ms(first.accepted_at_ms)
+        later = range(due_hour + 1, min(last_hour, due_hour + HOURS_LATE_MAX) + 1)
+        if not later:
+            return other
+        places = [other, *(other._replace(accepted_at_ms=hour_start_ms(hour)) for hour in later)]
+        found_there = await self._found(row[0], places)
+        return other if found_there is None else found_there[0]
+
+    async def _found(self, subject: str, places: Sequence[Receipt]) -> tuple[Receipt, MessageInfo] | None:
+        """Of receipts that name one message in several hours the one that is true, and what became of the message."""
+        unsure: list[tuple[Receipt, MessageInfo]] = []
+        for place in places:
+            info = await self._messages.get_one(asked_of(subject, place))
             if info.state is MessageState.IN_FLIGHT:
                 # So is every row that is asked for in an hour that is just being loaded, or can't be read.
-                unsure.append(found_there)
+                unsure.append((place, info))
             elif info.state is not MessageState.UNKNOWN:
-                return _kept(found_there, info)
-        if len(unsure) > 1 or (unsure and keeps):
-            raise SlowDown("nobody can say now where the message of this request is; send it again")
-        return unsure[0] if unsure else accepted_at(receipt, record.sent_at_ms)
+                return place, info
+        if len(unsure) > 1:
+            raise _unsure()
+        return unsure[0] if unsure else None
 
 
-def _kept(receipt: Receipt, info: MessageInfo) -> Receipt:
-    """The receipt of a message for which an earlier one with its key stands, if that is so."""
-    if info.state is not MessageState.KEPT or info.other is None or info.other_at_ms is None:
-        return receipt
+def _unsure() -> SlowDown:
+    return SlowDown("nobody can say now where the message of this request is; send it again")
+
+
+def _other(receipt: Receipt, sequence: int, due_ms: int) -> Receipt:
+    """The receipt of a message for which an earlier one with its key stands."""
     return receipt._replace(
-        sequence=info.other,
-        deliver_at_ms=info.other_at_ms,
-        accepted_at_ms=min(receipt.accepted_at_ms, info.other_at_ms),
-        was_due=info.other_at_ms <= receipt.accepted_at_ms,
+        sequence=sequence,
+        deliver_at_ms=due_ms,
+        accepted_at_ms=min(receipt.accepted_at_ms, due_ms),
+        was_due=due_ms <= receipt.accepted_at_ms,
         kept=True,
     )
 

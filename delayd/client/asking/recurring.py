@@ -207,9 +207,12 @@ class Schedules:
         """Let occurrences be sent again."""
         return await self._ask(RecurringRequest(RecurringWish.RESUME, _name(name), _version(if_version)))
 
-    async def run(self, name: Key) -> RecurringInfo:
-        """Send one message now."""
-        return await self._ask(RecurringRequest(RecurringWish.RUN, _name(name), number=secrets.randbits(64) or 1))
+    async def run(self, name: Key, number: int = 0) -> RecurringInfo:
+        """Send one message now. A schedule knows the numbers of its last 16 runs, and does none of them again; without
+        one it is drawn.
+        """
+        number = number or secrets.randbits(64) or 1
+        return await self._ask(RecurringRequest(RecurringWish.RUN, _name(name), number=number))
 
     async def delete(self, name: Key, if_version: int | None) -> bool:
         """End a schedule; whether it was there, or was ended so before.
