@@ -59,7 +59,12 @@ class _Found(NamedTuple):
     """A record, as it was read."""
 
     sequence: int  # When it was taken, at the server of that time.
-    record: SendRecord
+    body: bytes
+
+    @property
+    def record(self) -> SendRecord:
+        """What it says; BadRequest when it says nothing, which is no matter of those that were read with it."""
+        return SendRecord.decode(self.body)
 
 
 def once_key(*parts: bytes) -> bytes:
@@ -238,7 +243,7 @@ def _records_of(log_id: int, piece: Piece) -> dict[tuple[int, int], _Found]:
     sequences = batch.uint64s(ColumnId.SEQUENCE)
     firsts = np.where(origins > 0, origins, sequences).tolist()
     bodies = [bytes(batch.heap[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    found = map(_Found, firsts, map(SendRecord.decode, bodies))
+    found = map(_Found, firsts, bodies)
     return {(log_id, sequence): each for sequence, each in zip(sequences.tolist(), found, strict=True)}
 
 

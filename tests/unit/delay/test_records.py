@@ -8,19 +8,22 @@ import numpy as np
 import pytest
 
 from delayd.batch.columns import RECORD_FLAG, ProducerPart
+from delayd.client.asking import once
 from delayd.delay.ending import own_rows
 from delayd.delay.ending.keyed_sends import KEEP, REJECT, REPLACE
 from delayd.delay.ending.message_requests import MessageRequests
 from delayd.delay.ending.requested import RequestWish, Whole
+from delayd.errors import BadRequest
+from delayd.hours import INSTANT_MS_MAX
 from delayd.outcome import MessageState, Reason
 from delayd.recurrence.deciding import RunPolicy
 from delayd.recurrence.recurrence import Recurrence
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES
 from delayd.testing.tree import PowerLoss
-from delayd.wire.asked import ANSWER
+from delayd.wire.asked import ANSWER, AskedWindow, Content, read_piece
 from delayd.wire.heads import need_maps
-from delayd.wire.once import KEPT_MS
+from delayd.wire.once import KEPT_MS, SendRecord
 from delayd.wire.recurring import RecurringRequest, RecurringSpec, RecurringWish, body_of
 from delayd.wire.requests import RequestType
 from tests.batches import messages
@@ -177,6 +180,20 @@ def test_a_record_that_cannot_end_holds_up_no_other(monkeypatch: pytest.MonkeyPa
         assert sorted(states) == sorted([MessageState.CANCELLED] * 3 + [MessageState.PENDING])
     world.pass_ms(6_000)
     assert world.states(world.receipts("stuck-0")) == [MessageState.CANCELLED], "it is tried again"
+
+
+def test_a_record_that_says_nothing_spoils_no_other_one() -> None:
+    world = World()
+    bodies = [SendRecord(b"d" * 32, 7, START_MS, START_MS).encode(), b"", b"x" * 57]
+    rows = [(START_MS + KEPT_MS + number, RECORD, body) for number, body in enumerate(bodies)]
+    world.sent_keyed(rows, [b"a", b"b", b"c"], RECORD_FLAG)
+    window = AskedWindow(RECORD, 0, INSTANT_MS_MAX, rows_max=10, content=Content.WHOLE)
+    piece = read_piece(*world.ask(RequestType.FIND, window.to_head(world.server.log_id)))
+    found = once._records_of(world.server.log_id, piece)
+    assert found[world.server.log_id, 1].record.digest == b"d" * 32
+    for sequence in (2, 3):
+        with pytest.raises(BadRequest, match="another Idempotency-Key"):
+            _ = found[world.server.log_id, sequence].record
 
 
 @pytest.mark.parametrize(
