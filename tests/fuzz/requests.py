@@ -29,6 +29,7 @@ from . import values
 from .values import BOUNDARY, NUMBERS, RAW_HEADS, Make
 
 HOUR_MS = 3_600_000
+RECORDED_EVERY = 7  # Of so many batches one has records of sends.
 SHARE_OF_VALID = 0.2
 SHARE_OF_CHECKPOINTS = 0.02  # Few are drawn: each writes files, and others wait for its disk.
 # A cut holds back all that the delay server would hand over, for 2 s: with more of them nobody would get a message.
@@ -437,6 +438,8 @@ class Requests:
         rows = random.choice([1, 1, 2, 40])
         names = [name.encode() for name in random.sample(values.SUBJECTS, random.randrange(1, min(rows, 5) + 1))]
         keys = self._keys(rows) if random.random() < 0.3 else None
+        if self._number % RECORDED_EVERY == 0:
+            return self._recorded_batch(names[0])
         return messages(
             [random.randbytes(random.choice([0, 1, 8, 100])) for _ in range(rows)],
             keys=keys,
@@ -447,6 +450,23 @@ class Requests:
             subjects=names,
             subject_of=[row % len(names) for row in range(rows)] if len(names) > 1 else None,
             part=ProducerPart(random.randrange(1, 30), self._number, 0),
+        )
+
+    def _recorded_batch(self, subject: bytes) -> bytes:
+        """Records and messages behind them (docs/once.md), in any order, and one that is on the wrong subject."""
+        kinds = [(0, 3), (1, 0), (0, 3), (0, 3), (1, 2), (1, self._number % 2 * 3)]
+        keys = [b"", b"k", b"r" * 43, b"\xff"]
+        return messages(
+            [b"r" * 57 if flag == 3 else b"" for _, flag in kinds],
+            keys=[
+                keys[(self._number + row) % 3] if flag == 0 else b"r%d" % (row % 2)
+                for row, (_, flag) in enumerate(kinds)
+            ],
+            flags=[flag for _, flag in kinds],
+            due=[self._now_ms + 1_000 * row for row in range(len(kinds))],
+            subjects=[b"%once", subject],
+            subject_of=[number for number, _ in kinds],
+            part=ProducerPart(1, self._number, 0),
         )
 
     def _dispatch_batch(self, session: Session | None) -> bytes:
