@@ -3,8 +3,8 @@ occurrence is sent that must not overlap with an earlier one (UNFINISHED; docs/r
 
 A message is unacknowledged while any group of its subject, or the group of what comes to that one again, has it new,
 offered, held, paused, or leaving to come again. Not so a dead letter on its way, a message that can't be read, and one
-that the group would pass over. Where there is no group, nobody is done with a message as long as it is kept; of a group
-whose progress is lost, neither.
+that the group would pass over. Where there is no group, nobody is done with a message as long as it is kept, which is
+told apart, for a subject that has moved has its groups elsewhere. A group whose progress is lost is done with nothing.
 
 An example: subject reports has the messages 0 to 99 in one stored batch, of which 97 says in its headers that it is of
 the schedule daily. Group g is at 98 and holds 97. The question is (reports, daily).
@@ -14,8 +14,9 @@ the schedule daily. Group g is at 98 and holds 97. The question is (reports, dai
 3. Once 97 is acknowledged, g holds nothing and begins at 98. The batch is searched again, and row 97 is not within 98
    to 99: place 0 is in no list.
 
-Invariant: whatever was not searched counts as unfinished, or as unknown, and never as done. The search of one subject
-is bounded in bytes, and so is a request: what does not fit it is unknown, and is asked again (rule B2).
+Invariant: whatever was not searched counts as unfinished, or as unknown, and never as done. What is told to be done
+stays done after a power cut (rule L2). The search of one subject is bounded in bytes, and so is a request: what does
+not fit it is unknown, and is asked again (rule B2).
 """
 
 from __future__ import annotations
