@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from heapq import nlargest
 from itertools import islice
@@ -22,13 +23,14 @@ from msgspec import DecodeError, Meta, Struct, json
 from delayd.hours import INSTANT_MS_MAX
 
 FIGURES, PAGE_OF_AUDIT = ".json", ".html"
-ENTRIES_MAX = 100_000  # Eleven years of hourly audits; a listing of them takes some 100 ms.
-FIGURES_BYTES_MAX = 16 << 20  # An audit of two years of hours; they are decoded in 20 to 50 ms.
+ENTRIES_MAX = 100_000  # Five years of hourly audits; a thread looks at them in half a second.
+FIGURES_BYTES_MAX = 16 << 20  # An audit of two years of hours; they are decoded in 50 ms.
 PAGE_BYTES_MAX = 8 << 20  # A page has less than 2 MB (docs/audit-report.md).
 READ_BYTES_MAX = 64 << 20  # A list ends when it has read so much.
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # A pipe holds nobody up.
 # A file that is not there; a link; a socket or pipe; a name that no file has.
 _NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG)
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")
 _NONE = "there is no audit of this name"
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -118,20 +120,21 @@ class AuditFolder:
     def listed(self, before: str | None, most: int) -> AuditList:
         """At most so many audits whose names sort before ``before``. Raises AuditUnreadable."""
         names, is_cut = self._names()
-        wanted = nlargest(most + 1, (name for name in names if before is None or name < before))
+        every = names[FIGURES] | names[PAGE_OF_AUDIT]
+        wanted = nlargest(most + 1, every if before is None else (name for name in every if name < before))
         found: list[KeptAudit] = []
         left_bytes = READ_BYTES_MAX
         for name in wanted[:most]:
             if found and left_bytes <= 0:
                 break
-            audit, size = self._kept(name, names[name])
+            audit, size = self._kept(name, {ending for ending, own in names.items() if name in own})
             left_bytes -= size
             found.append(audit)
         return AuditList(found, len(found) < len(wanted), is_cut)
 
     def audit(self, name: str) -> KeptAudit:
         """One audit. Raises AuditUnreadable when there is none of this name."""
-        endings = frozenset(ending for ending in (FIGURES, PAGE_OF_AUDIT) if self._has(name, ending))
+        endings = {ending for ending in (FIGURES, PAGE_OF_AUDIT) if self._has(name, ending)}
         if not endings:
             raise AuditUnreadable(_NONE, is_missing=True)
         return self._kept(name, endings)[0]
@@ -140,18 +143,20 @@ class AuditFolder:
         """The page of one audit. Raises AuditUnreadable."""
         return self._read(name, PAGE_OF_AUDIT, PAGE_BYTES_MAX)
 
-    def _names(self) -> tuple[Mapping[str, frozenset[str]], bool]:
-        """The names of audits, with the endings of their files; and whether there are further entries."""
-        found: dict[str, frozenset[str]] = {}
+    def _names(self) -> tuple[Mapping[str, set[str]], bool]:
+        """The names of audits by the ending of their files; and whether there are further entries."""
+        found: dict[str, set[str]] = {FIGURES: set(), PAGE_OF_AUDIT: set()}
         try:
             with os.scandir(self.path) as entries:
-                for name, ending in _parts(islice(entries, ENTRIES_MAX)):
-                    found[name] = found.get(name, frozenset()) | {ending}
+                for entry in islice(entries, ENTRIES_MAX):
+                    name, ending = os.path.splitext(entry.name)
+                    if ending in found and _can_be_named(name) and entry.is_file(follow_symlinks=False):
+                        found[ending].add(name)
                 return found, next(entries, None) is not None
         except OSError as error:
             raise AuditUnreadable(f"{self.path} can't be read ({error.strerror})") from error
 
-    def _kept(self, name: str, endings: frozenset[str]) -> tuple[KeptAudit, int]:
+    def _kept(self, name: str, endings: Set[str]) -> tuple[KeptAudit, int]:
         """An audit, and how many bytes were read for it."""
         has_page = PAGE_OF_AUDIT in endings
         if FIGURES not in endings:
@@ -207,14 +212,6 @@ class AuditFolder:
             raise AuditUnreadable(why, is_missing=error.errno in _NOT_THERE) from error
 
 
-def _parts(entries: Iterator[os.DirEntry[str]]) -> Iterator[tuple[str, str]]:
-    """Names and endings of the plain files that may belong to audits."""
-    for entry in entries:
-        name, ending = os.path.splitext(entry.name)
-        if ending in (FIGURES, PAGE_OF_AUDIT) and _can_be_named(name) and entry.is_file(follow_symlinks=False):
-            yield name, ending
-
-
 def _can_be_named(name: str) -> bool:
     """Whether a path of the console can name it: it is UTF-8, and no step to another folder."""
-    return not name.startswith(".") and not any("\ud800" <= each <= "\udfff" for each in name)
+    return not name.startswith(".") and (name.isascii() or not _NOT_UTF8.search(name))
