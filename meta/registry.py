@@ -107,10 +107,11 @@ class Registry:
         return True
 
     def stood_still(self, ms: int) -> None:
-        """No server could register for so long: each lease ends so much later."""
+        """No server could register for so long: each lease ends so much later, but none begins later than now."""
+        now_ms = self._clock.monotonic_ms()
         for known in self._known.values():
-            known.seen_ms += ms
-            known.contended_ms += ms
+            known.seen_ms = min(known.seen_ms + ms, now_ms)
+            known.contended_ms = min(known.contended_ms + ms, now_ms)
 
     def holds(self, server: Registered) -> bool:
         """Whether the state has exactly this registration."""

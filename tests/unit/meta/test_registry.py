@@ -29,6 +29,15 @@ def test_a_server_is_alive_for_one_lease_after_its_last_registration() -> None:
     assert world.alive() == {1: True}
 
 
+def test_a_server_that_was_heard_right_after_meta_stood_still_was_not_seen_in_the_future() -> None:
+    world = SteppedMeta()
+    world.register(delay_server(1), delay_server(2))
+    world.clock.advance(700)
+    world.register(delay_server(2))
+    world.meta.stood_still(500)
+    assert {info.server.log_id: info.seen_ms_ago for info in world.meta.servers(None)} == {1: 200, 2: 0}
+
+
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
 def test_rule_T3_a_step_of_the_wall_clock_ends_no_lease(step_ms: int) -> None:
     world = SteppedMeta()
