@@ -8,6 +8,7 @@ never older than the code.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -112,6 +113,10 @@ def document(operations: Iterable[Operation]) -> dict[str, object]:
             kinds |= dict.fromkeys(kind.kinds if isinstance(kind, AnyOf) else (kind,))
     kinds.pop(bytes, None)
     described, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
+    for component in components.values():
+        # Not every version of msgspec takes the indentation of a docstring away.
+        if "description" in component:
+            component["description"] = inspect.cleandoc(component["description"])
     schemas = {bytes: {}, **dict(zip(kinds, described, strict=True))}
     paths: dict[str, dict[str, object]] = {}
     for each in listed:
