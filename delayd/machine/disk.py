@@ -414,9 +414,11 @@ class RealDisk:
             except BlockingIOError as error:
                 lines = os.pread(descriptor, LOCK_BYTES_MAX, 0).decode("utf-8", "replace").splitlines()
                 raise DirectoryInUse(os.path.dirname(path), lines[0] if lines else "another process") from error
+            line = f"pid {os.getpid()} {role}\n".encode()
             with _named_errors(path):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"pid {os.getpid()} {role}\n".encode(), 0)
+                # In this order, because on a full disk somebody else would take the space that a cut gives free.
+                os.pwrite(descriptor, line, 0)
+                os.ftruncate(descriptor, len(line))
             self._watch(os.path.dirname(path) or ".")
         except BaseException:
             os.close(descriptor)
