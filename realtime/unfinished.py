@@ -47,7 +47,7 @@ from .groups import Group, LostGroup
 from .handoff import Peer
 from .subject_index import Index, StoredBatches, Subject
 
-SEARCH_BYTES = 16 << 20  # Of one subject: some 20 ms, more where the disk is slow.
+SEARCH_BYTES = 16 << 20  # For one subject: some 20 ms, more where the disk is slow.
 READ_BYTES_MIN = 64 << 10  # A smaller batch that is read costs as much as one of this size, so at most 256 are read,
 KEPT_BYTES_MIN = 4 << 10  # and 4,096 of those in memory are searched.
 MARK_BYTES = 256  # What it costs to look at a mark, some 0.4 us.

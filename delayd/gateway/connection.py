@@ -83,7 +83,7 @@ class HttpConnection(HttpToolsProtocol):
         self._heard_at = 0.0
         self._answered_at = 0.0
         self._head_since = math.inf
-        self.listener: Listener | None = None  # Of the request under way.
+        self.listener: Listener | None = None  # The one of the request under way.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
@@ -181,7 +181,7 @@ class HttpConnection(HttpToolsProtocol):
 class HttpsConnection(HttpConnection, asyncio.BufferedProtocol):
     """The same over TLS: it is given what was decrypted, and tells a caller without TLS so, in the clear."""
 
-    _room = memoryview(bytearray(READ_BYTES))  # Of all connections: what was read is given on at once.
+    _room = memoryview(bytearray(READ_BYTES))  # All connections share it: what was read is given on at once.
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio."""

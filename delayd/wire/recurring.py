@@ -224,7 +224,7 @@ def read_recurring(head: Head, body: Buffer) -> RecurringRequest:
 class AskedSchedule(NamedTuple):
     """A schedule whose messages a realtime server is asked about."""
 
-    subject: str  # Of its messages.
+    subject: str  # The one of its messages.
     name: str
 
 

@@ -327,7 +327,7 @@ def test_a_message_that_was_changed_since_it_was_seen_is_left_alone(cluster: Clu
             late = gateway.ask(method, f"{path}{name}", body, {"if-match": seen})
             assert (late.status, late.code) == (412, "precondition_failed"), late
             assert late.headers["etag"] == moved.headers["etag"]
-    # Of those who have seen the same and ask at one moment, one is served: the delay server decides.
+    # The delay server decides: one is served of those who have seen the same and ask at one moment.
     seen = moved.headers["etag"]
     with ThreadPoolExecutor(12) as pool:
         racing = [

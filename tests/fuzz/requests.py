@@ -29,7 +29,7 @@ from . import values
 from .values import BOUNDARY, NUMBERS, RAW_HEADS, Make
 
 HOUR_MS = 3_600_000
-RECORDED_EVERY = 7  # Of so many batches one has records of sends.
+RECORDED_EVERY = 7  # One of so many batches has records of sends.
 SHARE_OF_VALID = 0.2
 SHARE_OF_CHECKPOINTS = 0.02  # Few are drawn: each writes files, and others wait for its disk.
 # A cut holds back all that the delay server would hand over, for 2 s: with more of them nobody would get a message.

@@ -71,7 +71,7 @@ OFTEN = (Word.ACK, Word.ACK, Word.NACK, Word.UNCOUNTED, Word.RETRY, Word.REJECT)
 CRASHES = tuple(PowerLoss)
 KEYS = (0, 1, 1, 2, 3)  # Ordering keys of the messages of ordered walks.
 PUT_OFF_MS = (0, 300, 6_000)
-SCHEDULES = ("daily", "", "hourly", "", "weekly")  # Of the messages of a subject, by turns; "": of none.
+SCHEDULES = ("daily", "", "hourly", "", "weekly")  # The messages of a subject have them by turns; "": none.
 ASKS_SHARE = 0.2  # How often UNFINISHED is asked where it may be.
 BOUNDS = (1, 2, 3, 5)  # How many messages a group of a bounded walk may have in flight.
 

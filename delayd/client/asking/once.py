@@ -202,7 +202,7 @@ class OnceSends:
         return other if found_there is None else found_there[0]
 
     async def _found(self, subject: str, places: Sequence[Receipt]) -> tuple[Receipt, MessageInfo] | None:
-        """Of receipts that name one message in several hours the one that is true, and what became of the message."""
+        """The true one of receipts that name one message in several hours, and what became of the message."""
         unsure: list[tuple[Receipt, MessageInfo]] = []
         for place in places:
             info = await self._messages.get_one(asked_of(subject, place))

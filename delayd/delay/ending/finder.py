@@ -74,7 +74,7 @@ class _Chosen(NamedTuple):
     """Which rows a piece is about."""
 
     window: AskedWindow
-    numbers: NDArray[np.uint32] | None  # Of its subjects in memory; None: of every one.
+    numbers: NDArray[np.uint32] | None  # Its subjects in memory; None: every one.
     first: int  # The hours, both included.
     last: int
     until_sequence: int
