@@ -97,6 +97,8 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.batch.names",
         "delayd.client.asking.ask",
         "delayd.client.asking.looking",
+        "delayd.client.asking.once",
+        "delayd.client.producer",
         "delayd.client.pulling.many_source",
         "delayd.client.pulling.source",
         "delayd.client.routing",

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from delayd.batch.batch import Batch, parse
 from delayd.batch.columns import HEADER, BatchKind, Buffer, Int64s
-from delayd.batch.names import RECORD_SUBJECT, check_subject
+from delayd.batch.names import check_subject
 from delayd.batch.validate import check_subjects, refused_rows
 from delayd.delay.core import DelayCore
 from delayd.delay.ending.requested import RequestWish
@@ -65,7 +65,6 @@ log = logging.getLogger(__name__)
 
 PIECE_BATCHES = 64  # Batches taken in one turn of the loop: some milliseconds at most when each of them is refused.
 LENGTH = struct.Struct("<I")
-RECORD = RECORD_SUBJECT.encode()
 LENGTH_AT = 8  # Position of the length in the header of a batch.
 
 _WISHES = {
@@ -497,15 +496,10 @@ def _parse_sent(body: memoryview, entry: Entry | None) -> Batch | DelaydError:
     try:
         # The table is not proved yet, and must be whole before it is read.
         check_subjects(batch)
-        entry.check_table(RequestType.SEND, batch.subject_table, partial(_sent_to, batch))
+        entry.check_table(RequestType.SEND, batch.subject_table, batch.subjects)
     except DelaydError as error:
         return error
     return batch
-
-
-def _sent_to(batch: Batch) -> list[bytes]:
-    """The subjects to which messages are sent: a record (docs/once.md) goes with its message."""
-    return [name for name in batch.subjects() if name != RECORD]
 
 
 def _parse(data: memoryview) -> Batch | BatchMalformed:

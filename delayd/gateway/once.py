@@ -20,11 +20,12 @@ from itertools import count
 from typing import Protocol
 
 import msgspec
+from msgspec import structs
 from starlette.requests import Request
 
 from delayd.client.asking.once import OnceSends, once_key
 from delayd.client.sending.receipts import Receipt
-from delayd.errors import BadArgument
+from delayd.errors import BadArgument, BadExpiry
 from delayd.gateway.problems import Refusal, problem
 from delayd.gateway.streams import StreamForm
 from delayd.gateway.values import SendOptions, queued
@@ -141,7 +142,13 @@ class OnceRequest:
         """Queue a message under the key of its record. ``claims``: nothing else keeps that name from another message,
         when this one has a key and therefore a record elsewhere.
         """
-        row, window_ms = queued(self._sends.checked.send_nowait, self._subject, message, body, headers)
+        check, late = self._sends.checked.send_nowait, None
+        try:
+            row, window_ms = queued(check, self._subject, message, body, headers)
+        except BadExpiry as error:
+            # A delay counts from now, so it was no error when the request came first.
+            row, window_ms = queued(check, self._subject, structs.replace(message, expires_at=None), body, headers)
+            late = error
         digest = _digest(b"one", self._subject.encode(), _encode(message), body)
         before = None if message.key is None else self._latest.get(message.key)
 
@@ -151,7 +158,7 @@ class OnceRequest:
             if before is not None:
                 # A message is decided about after those with its key that stand before it.
                 await asyncio.wait([before])
-            told = await self._sends.send(key, digest, row, window_ms)
+            told = await self._sends.send(key, digest, row, window_ms, late)
             if told.receipt is None:
                 raise _other()
             return told.receipt

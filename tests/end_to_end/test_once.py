@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import signal
@@ -9,12 +10,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import delayd
+from delayd.client.asking.once import SentOnce
+from delayd.client.producer import once_of
 from delayd.machine.operating import WaitKind
 from delayd.reading.books import audit_directory
 from tests.end_to_end.cluster import META, cluster
@@ -22,6 +26,8 @@ from tests.end_to_end.gateways import LINES, Answer, Gateway, Json, gateway_of, 
 from tests.end_to_end.older_copies import copy_of, restore
 from tests.end_to_end.processes import ServerProcess
 from tests.waiting import wait_until
+
+ALL_BYTES = 1 << 46  # A reserve that no disk has free.
 
 
 class Front(NamedTuple):
@@ -222,6 +228,66 @@ def test_of_many_that_come_together_one_is_sent(front: Front) -> None:
         {each.json["sequence"] for each in answers[at : at + 8] if each.status == 201} for at in range(0, 64, 8)
     ]
     assert all(len(each) == 1 for each in sequences) and pending(front.gateway, "race") == 8
+
+
+def test_what_was_done_is_told_also_while_nothing_new_is_taken(tmp_path: Path) -> None:
+    """A full quota, a delay that ends behind the message's expiry by now, a full disk."""
+    with ExitStack() as stack:
+        servers = stack.enter_context(cluster(tmp_path / "data"))
+        gateway = stack.enter_context(gateway_of(servers.meta.address, tmp_path, "--data", str(servers.data)))
+        soon = datetime.now(UTC) + timedelta(hours=1, seconds=2)
+        wishes: dict[str, Json | list[Json]] = {
+            "one": {"body": "a", "delay": "1h"},
+            "keyed": {"body": "a", "delay": "1h", "key": "k"},
+            "spread": {"body": "a", "delay": "1h", "spread_ms": 60_000},
+            "late": {"body": "a", "delay": "1h", "expires_at": soon.isoformat()},
+            "late with a key": {"body": "a", "delay": "1h", "key": "l", "expires_at": soon.isoformat()},
+            "list": [{"body": str(number), "delay": "1h"} for number in range(3)],
+        }
+        told = {name: _all(send(gateway, "full", wish, name)) for name, wish in wishes.items()}
+        assert all("id" in each for found in told.values() for each in found), told
+        quota: Json = {"pending": 1}
+        assert gateway.ask("PUT", "/v1/subjects/full/quota", quota).status == 200
+        time.sleep(max(0.0, (soon - datetime.now(UTC)).total_seconds() - 3_600))
+
+        def is_told(name: str, code: str) -> None:
+            wish = wishes[name]
+            assert _all(send(gateway, "full", wish, name)) == told[name], name
+            assert _all(send(gateway, "full", wish, f"new {name}"))[0]["code"] in (code, "bad_expiry"), name
+            if isinstance(wish, dict):
+                assert send(gateway, "full", {**wish, "body": "b"}, name).code == "other_request"
+
+        for name in wishes:
+            is_told(name, "quota_reached")
+        sent = _sent_natively(servers.meta.address, b"named")
+        servers.delay.settings |= {"free_bytes_far": ALL_BYTES, "free_bytes_all": ALL_BYTES}
+        assert servers.delay.terminate() == 0
+        servers.delay.start()
+        # The time limit of a send is waited for, because the disk may get free.
+        assert _sent_natively(servers.meta.address, b"named") == sent._replace(duplicate=True)
+        with pytest.raises(delayd.DiskReserve):
+            _sent_natively(servers.meta.address, b"new")
+
+
+def _sent_natively(meta: str, key: bytes) -> delayd.Receipt:
+    """What a gateway does for a message without a key, with a short time limit."""
+
+    async def sent() -> SentOnce:
+        async with delayd.AsyncProducer(meta, timeout_ms=2_000) as producer:
+            sends = once_of(producer, meta)
+            row, window_ms = sends.checked.send_nowait("native", b"a", delay=timedelta(hours=1))
+            return await sends.send(key, bytes(32), row, window_ms)
+
+    told = asyncio.run(sent())
+    assert told.receipt is not None
+    return told.receipt
+
+
+def _all(answer: Answer) -> list[Json]:
+    """The answers about each message, without the word that it was known."""
+    found = json.loads(answer.body)
+    rows: list[Json] = found if isinstance(found, list) else [found]
+    return [{name: value for name, value in row.items() if name != "duplicate"} for row in rows]
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])

@@ -226,6 +226,23 @@ def test_a_gateway_asks_its_callers_for_the_same_tokens(cluster: Cluster, tmp_pa
         )
 
 
+def test_a_gateway_without_the_secret_keeps_names_when_its_token_allows_it(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/v1/subjects/orders.eu/messages?delay=1h"
+    rights = ["send:orders.>", "inspect:%once", "send:%once"]
+    statuses = []
+    for count in (1, 2, 3):
+        monkeypatch.setenv("DELAYD_TOKEN", cluster.token(f"front.{count}", *rights[:count]))
+        with gateway_of(cluster.address, tmp_path) as gateway:
+            assert gateway.ask("POST", path, b"x").status == 201
+            again = [gateway.ask("POST", path, b"x", {"Idempotency-Key": "n"}) for _ in range(2)]
+            statuses.append([answer.status for answer in again])
+    # Whoever may send to some subjects can't take names from those who use them.
+    assert statuses == [[403, 403], [403, 403], [201, 201]]
+    assert again[0].json["id"] == again[1].json["id"]
+
+
 def test_admin_ports_that_others_reach_ask_for_a_token_over_tls(cluster: Cluster) -> None:
     errors = cluster.running.errors
     # Servers that an earlier test has killed have others now.

@@ -1,7 +1,8 @@
 """Once: sends that are repeated with their answers, by a caller's name for the request (docs/once.md).
 
      send ──▶ record and message in one batch ──▶ the record is new: a receipt
-                                              └─▶ there was one ──▶ read it ──▶ the first receipt again
+                                              ├─▶ there was one ──▶ read it ──▶ the first receipt again
+                                              └─▶ nothing new is taken: ask for the record by its key, and so on
 
 Invariant: of all sends under one name, through whichever client, one is done as long as its record is kept.
 """
@@ -20,18 +21,20 @@ import numpy as np
 from delayd.batch.columns import RECORD_FLAG, ColumnId
 from delayd.batch.content import Names, slots_of_names
 from delayd.batch.names import RECORD_SUBJECT
-from delayd.client.asking.messages import Asker, MessageInfo, asked_of
+from delayd.client.asking.messages import GET, AskedRows, Asker, MessageInfo, asked_of, info_of
 from delayd.client.instants import wish
 from delayd.client.limits import NO_HEADERS
 from delayd.client.sending.outbox import Outbox, RecordedSend, RecordMet, accepted_at
 from delayd.client.sending.receipts import Receipt
 from delayd.client.sending.send_options import ON_CONFLICT, Label, Sends, Single
-from delayd.errors import LogId, SlowDown
+from delayd.errors import BadExpiry, DelaydError, DiskReserve, HourFull, LogId, QuotaReached, SlowDown
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.outcome import MessageState
-from delayd.wire.asked import AskedWindow, Content, Piece, Place
+from delayd.wire.asked import AskedKeys, AskedWindow, Content, Piece, Place
 from delayd.wire.once import KEPT_MS, SendRecord
 
+# Why a server takes nothing new, though it may have the record of what was sent before.
+NOTHING_NEW = (QuotaReached, HourFull, DiskReserve, BadExpiry)
 TRIES_MAX = 4  # A record that ends at the moment at which it is met.
 FITS = 4_096  # Names that are tried at once; one in 1,024 falls into the wanted slot.
 AHEAD_ROWS, AHEAD_MS = 4_096, 60_000  # Records that are read together: so many, due within so long.
@@ -112,31 +115,67 @@ class OnceSends:
         """Take a name for a request that is several sends, or whose message has a key. Raises as `send`."""
         return await self._send(key, digest, None)
 
-    async def send(self, key: bytes, digest: bytes, row: Single, window_ms: int | None = None) -> SentOnce:
+    async def send(
+        self,
+        key: bytes,
+        digest: bytes,
+        row: Single,
+        window_ms: int | None = None,
+        refusal: DelaydError | None = None,
+    ) -> SentOnce:
         """Send a message unless one was sent under this key; ``window_ms`` as of a send with spread.
 
+        ``refusal``: why it can't be sent now, when the caller knows it; what was sent before is told all the same.
         Raises as a send: nothing is kept then, nor a record, but with OutcomeUnknown.
         """
         label = row[5]
         if label is not None and label.key:
             key = _fitted(key, row[0].encode("ascii"), label.key)
-        if window_ms is not None:
-            row = await self._messages.place(row, window_ms)
-        return await self._send(key, digest, row)
+        return await self._send(key, digest, row, window_ms, refusal)
 
-    async def _send(self, key: bytes, digest: bytes, row: Single | None) -> SentOnce:
+    async def _send(
+        self,
+        key: bytes,
+        digest: bytes,
+        row: Single | None,
+        window_ms: int | None = None,
+        refusal: DelaydError | None = None,
+    ) -> SentOnce:
         for _ in range(TRIES_MAX):
-            waiter: asyncio.Future[Receipt | RecordMet] = self._loop.create_future()
-            self._outbox.add_recorded(RecordedSend(self.checked.record(key), digest, row, waiter))
-            receipt = await waiter
-            if not isinstance(receipt, RecordMet):
-                return SentOnce(None if row is None else receipt, digest)
-            found = await self._read(receipt.record)
+            try:
+                if refusal is not None:
+                    raise refusal
+                told = await self._queue(key, digest, row, window_ms)
+            except NOTHING_NEW:
+                record = await self._standing(key)
+                if record is None:
+                    raise
+            else:
+                if not isinstance(told, RecordMet):
+                    return SentOnce(None if row is None else told, digest)
+                record = told.record
+            found = await self._read(record)
             if found is not None and (row is None or found.record.digest != digest):
                 return SentOnce(None, found.record.digest)
             if found is not None and row is not None:
                 return SentOnce(await self._first(found, row), digest)
         raise SlowDown("the record of this request ends at this moment; send again")
+
+    async def _queue(self, key: bytes, digest: bytes, row: Single | None, window_ms: int | None) -> Receipt | RecordMet:
+        """Send a record and its message."""
+        if row is not None and window_ms is not None:
+            row = await self._messages.place(row, window_ms)
+        waiter: asyncio.Future[Receipt | RecordMet] = self._loop.create_future()
+        self._outbox.add_recorded(RecordedSend(self.checked.record(key), digest, row, waiter))
+        return await waiter
+
+    async def _standing(self, key: bytes) -> Receipt | None:
+        """The record with a key; None when there is none."""
+        (owner,), (told,) = await self._messages.ask(GET, AskedRows(None, AskedKeys(_RECORD, [key])))
+        if info_of(told).state is not MessageState.PENDING:
+            return None
+        sequence, due_ms, accepted_ms = (int(told[name]) for name in ("sequence", "deliver_at_ms", "accepted_at_ms"))
+        return Receipt(LogId(int(owner)), sequence, due_ms, accepted_ms, False, False)
 
     async def _read(self, met: Receipt) -> _Found | None:
         """Read a record that a send has met; None when it has ended.
