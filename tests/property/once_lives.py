@@ -21,7 +21,7 @@ import logging
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from multiprocessing import get_context
@@ -630,7 +630,7 @@ def _clock_of(clock: HomeClock) -> Iterator[None]:
         end()
 
 
-def lives(seeds: range, steps: int = 250) -> Counter[str]:
+def lives(seeds: Iterable[int], steps: int = 250) -> Counter[str]:
     """Live some lives, and sum up; AssertionError with the seed when a promise is broken."""
     total: Counter[str] = Counter(lives=0)
     with small_slots():

@@ -14,7 +14,8 @@ from tests.property.once_lives import lives
 from tests.worlds.patches import Patch, changed
 
 SEEDS = range(4)
-SEEDS_PLANTED = range(4, 30)  # A planted bug must show within these.
+# A planted bug must show within these; the two are late answers of messages that are filed in another hour.
+SEEDS_PLANTED = (*range(4, 30), 1101, 3082)
 
 
 def test_whatever_happens_a_request_is_done_once_and_answered_as_the_first_time() -> None:
@@ -35,6 +36,7 @@ def test_whatever_happens_a_request_is_done_once_and_answered_as_the_first_time(
             _Behind, "settle", changed(_Behind.settle, "places.took[records] = False", "places.took[records] = True")
         ),
         Patch(OnceSends, "_first", changed(OnceSends._first, "found.sequence + 1", "found.sequence")),
+        Patch(OnceSends, "_first", changed(OnceSends._first, "len(places) == 1 and not keeps", "not keeps")),
         Patch(
             OnceSends,
             "_send",
