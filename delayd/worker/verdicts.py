@@ -16,14 +16,13 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, NamedTuple
 
+from delayd.batch.labels import ERROR_BYTES_MAX, cut_text
 from delayd.client.limits import need_text, need_timedelta
 from delayd.client.pulling.acks import ACK, DELAY_MAX, Handles, Word, rejected
 from delayd.client.pulling.consumer import AsyncConsumer, AsyncMessage
 from delayd.errors import AlreadyClosed, BadArgument, BadBody, DelaydError
 from delayd.machine.operating import LogLimit
 from delayd.worker.handler import HandlerSettings
-
-ERROR_CHARACTERS_MAX = 2_000  # The text of an exception is cut there; it travels with the message.
 
 
 class Retry(Exception):
@@ -97,7 +96,8 @@ def text_of(error: BaseException) -> str:
         told = str(error)
     except Exception as untold:  # noqa: BLE001 - an exception of the user's may do anything when it is asked.
         told = f"its text can't be had: {type(untold).__name__}"
-    return f"{type(error).__name__}: {told}"[:ERROR_CHARACTERS_MAX] if told else type(error).__name__
+    # It travels with the message.
+    return cut_text(f"{type(error).__name__}: {told}", ERROR_BYTES_MAX) if told else type(error).__name__
 
 
 log = logging.getLogger(__name__)
