@@ -231,7 +231,7 @@ class ConsumerCore(OnLoop, Generic[Batch]):
                     continue
                 if asked and left_s < -LOOK_S_MAX:
                     raise SlowDown(f"the server did not look at all messages of {self.subject} in {LOOK_S_MAX:g} s")
-                self._ask(self._wanted(most), min(max(int(left_s * 1000), 0), POLL_MS))
+                self._ask(self._wanted(most), min(max(math.ceil(left_s * 1000), 0), POLL_MS))
             asked = True
             if not await self._wait_for_pull(max(left_s, 0) + SLACK_S):
                 self._source.withdraw()

@@ -209,6 +209,20 @@ def test_rule_Q4_a_cancelled_pull_loses_nothing() -> None:
     on_steady_loop(scenario)
 
 
+def test_a_pull_that_waits_in_vain_asks_once() -> None:
+    calls = 30
+
+    async def scenario(world: World) -> None:
+        async with default_consumer(world, timedelta(seconds=60)) as consumer:
+            for _ in range(calls):
+                assert not len(await consumer.pull(wait=timedelta(milliseconds=1)))
+        pulls = [frame for frame in world.realtime.seen if frame.type == RequestType.PULL]
+        # A server's timer may end within its last millisecond; then it is asked again.
+        assert calls <= len(pulls) < 2 * calls
+
+    on_steady_loop(scenario)
+
+
 def test_an_answer_that_comes_in_the_moment_in_which_the_wait_for_it_ends_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
