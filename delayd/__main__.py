@@ -50,7 +50,6 @@ _GATEWAY_DISTRIBUTIONS = (
     "uvicorn",
     "httptools",
     "msgspec",
-    "prometheus_client",
 )
 
 

@@ -47,6 +47,12 @@ def spark_environment(wheel: Path, metadata: Message, tmp_path_factory: pytest.T
     return make_environment(tmp_path_factory.mktemp("spark"), wheel, requirements(metadata, "spark"))
 
 
+@pytest.fixture(scope="session")
+def gateway_environment(wheel: Path, metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the extra `gateway`."""
+    return make_environment(tmp_path_factory.mktemp("gateway"), wheel, requirements(metadata, "gateway"))
+
+
 def requirements(metadata: Message, *extras: str) -> list[Requirement]:
     """What a distribution requires, with its extras."""
     listed = map(Requirement, metadata.get_all("Requires-Dist", []))

@@ -13,9 +13,10 @@ import subprocess
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import urlopen
 
 from delayd.address import META_PORT
-from delayd.config import DELAY_PORT, REALTIME_PORT
+from delayd.config import DELAY_PORT, GATEWAY_PORT, REALTIME_PORT
 from tests.end_to_end.up_process import Up, watched
 from tests.packaging.commands import REPOSITORY, build
 
@@ -36,9 +37,9 @@ def steps() -> list[Step]:
     return [Step(*line.split(" ", 1)) for line in lines if line]
 
 
-def only(name: str) -> str:
+def only(name: str, containing: str = "") -> str:
     """The rest of an instruction that stands there once."""
-    (rest,) = (step.rest for step in steps() if step.name == name)
+    (rest,) = (step.rest for step in steps() if step.name == name and containing in step.rest)
     return rest
 
 
@@ -87,26 +88,31 @@ def test_it_runs_as_a_user_of_its_own_with_its_data_in_a_volume() -> None:
         and f"install -d -o delayd -g delayd -m 0750 {DATA}" in text
     )
     assert only("VOLUME") == DATA
-    assert only("EXPOSE") == f"{META_PORT} {DELAY_PORT} {REALTIME_PORT}"
+    assert only("EXPOSE") == f"{META_PORT} {DELAY_PORT} {REALTIME_PORT} {GATEWAY_PORT}"
     assert only("ENV") == f"PATH=/opt/delayd/bin:$PATH DELAYD_SECRET_FILE={DATA}/cluster.secret"
 
 
-def test_its_command_serves_is_healthy_and_stops_at_its_signal(environment: Path, tmp_path: Path) -> None:
+def test_its_command_serves_is_healthy_and_stops_at_its_signal(gateway_environment: Path, tmp_path: Path) -> None:
     words = json.loads(only("ENTRYPOINT")) + json.loads(only("CMD"))
     assert words[0] == "delayd" and words[words.index("--data") + 1] == DATA
+    assert only("RUN", containing="pip install").endswith(' ".[gateway]"'), "what this environment has"
     # Tests listen on loopback only, and on ports that are free.
-    here = {"delayd": str(environment / "bin" / "delayd"), DATA: "data", "0.0.0.0": "127.0.0.1"}
+    here = {"delayd": str(gateway_environment / "bin" / "delayd"), DATA: "data", "0.0.0.0": "127.0.0.1"}
     command = [here.get(word, word) for word in words] + ["--port", "0"]
     with watched(command, tmp_path, tmp_path) as running:
         # A server registers with meta a moment after it is ready.
-        running.until(lambda: is_healthy(environment, running), "all serve and are known")
+        running.until(lambda: is_healthy(gateway_environment, running), "all serve and are known")
+        running.until_ready()
+        assert running.ready('gateway'), (running.lines, running.errors)
+        with urlopen(f"http://{running.ready('gateway')[0].endpoint}/healthz") as answer:
+            assert answer.status == 200
         realtime = running.ready("realtime")[0].pid
         os.kill(realtime, signal.SIGSTOP)
-        running.until(lambda: not is_healthy(environment, running), "a server that hangs is noticed")
+        running.until(lambda: not is_healthy(gateway_environment, running), "a server that hangs is noticed")
         os.kill(realtime, signal.SIGCONT)
-        running.until(lambda: is_healthy(environment, running), "it is well again")
+        running.until(lambda: is_healthy(gateway_environment, running), "it is well again")
         assert running.end(signal.Signals[only("STOPSIGNAL")]) == 0
-        assert not is_healthy(environment, running)
+        assert not is_healthy(gateway_environment, running)
 
 
 def is_healthy(environment: Path, running: Up) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import delayd
 from tests.end_to_end.up_process import watched
 from tests.packaging.commands import REPOSITORY, run
+from tests.packaging.conftest import make_environment, requirements
 
 OWN_NAMES = {"delayd", "pyspark_delayd.py"}
 INFORMATION = f"delayd-{delayd.__version__}.dist-info"
@@ -99,6 +100,34 @@ def test_without_its_extra_the_picture_of_an_audit_says_how_to_get_it(environmen
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
     assert done.stderr == "delayd: a picture of an audit needs matplotlib: pip install 'delayd[report]'\n"
+
+
+@pytest.fixture(scope="module")
+def data(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of servers that have ended, with one message."""
+    folder, command = tmp_path_factory.mktemp("servers"), str(environment / "bin" / "delayd")
+    with watched([command, "up", "--data", "data", "--port", "0"], folder, folder) as up:
+        run(command, "send", "orders", "order 42", "--in", "1h", "--meta", up.meta, folder=folder)
+        assert up.end() == 0
+    return folder / "data"
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("archive", ["archive", "--to", "books"]),
+        ("proof", ["tree-head"]),
+        ("report", ["audit", "--report", "audit.png"]),
+        ("spark", ["export", "--out", "rows"]),
+        ("sql", ["sql", "select subject from schedule"]),
+    ],
+)
+def test_an_extra_is_all_that_its_commands_need(
+    extra: str, words: list[str], data: Path, wheel: Path, metadata: Message, tmp_path: Path
+) -> None:
+    """For `gateway` see test_container.py."""
+    made = make_environment(tmp_path / "environment", wheel, requirements(metadata, extra))
+    run(str(made / "bin" / "delayd"), *words, "--data", str(data), folder=tmp_path)
 
 
 def test_with_the_extra_spark_finds_the_data_source(spark_environment: Path, tmp_path: Path) -> None:
