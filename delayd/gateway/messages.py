@@ -163,7 +163,8 @@ async def listed(producer: AsyncProducer, request: Request) -> Response:
         while page is not None:
             some: list[bytes] = []
             for message in page:
-                told: dict[str, object] = {"id": message.receipt.token, "sequence": message.receipt.sequence}
+                told: dict[str, object] = {"id": message.receipt.token}
+                told |= {"log_id": f"{message.receipt.log_id:016x}", "sequence": message.receipt.sequence}
                 told |= {"deliver_at": instant_text(message.receipt.deliver_at_ms)}
                 told |= {"deliver_at_ms": message.receipt.deliver_at_ms, "bytes": message.size}
                 if message.key is not None:

@@ -298,6 +298,7 @@ class PendingLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """A line of a list: one pending message."""
 
     id: str
+    log_id: str
     sequence: int
     deliver_at: str
     deliver_at_ms: int

@@ -103,7 +103,7 @@ def test_its_command_serves_is_healthy_and_stops_at_its_signal(gateway_environme
         # A server registers with meta a moment after it is ready.
         running.until(lambda: is_healthy(gateway_environment, running), "all serve and are known")
         running.until_ready()
-        assert running.ready('gateway'), (running.lines, running.errors)
+        assert running.ready("gateway"), (running.lines, running.errors)
         with urlopen(f"http://{running.ready('gateway')[0].endpoint}/healthz") as answer:
             assert answer.status == 200
         realtime = running.ready("realtime")[0].pid
