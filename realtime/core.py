@@ -465,12 +465,13 @@ class Core:
 
     # Checkpoints and the stop.
 
-    def _pull_marks(self) -> tuple[int, int, int]:
+    def _pull_marks(self) -> tuple[int, int, int, int]:
         """Up to where a checkpoint covers the pull log; while that can't be read, the values of the last checkpoint."""
         if self.groups.roster.known:
-            return self._pull_log.end, self._pull_log.crc32c, self._pulls.next_pull
+            next_ids = self._pulls.next_pull, self.groups.roster.next_id
+            return self._pull_log.end, self._pull_log.crc32c, *next_ids
         last = self._checkpoints.last
-        return last.pull_offset, last.pull_crc32c, last.next_pull
+        return last.pull_offset, last.pull_crc32c, last.next_pull, last.next_group
 
     def _marks(self) -> Marks:
         """How far a checkpoint that begins now covers each log."""

@@ -321,16 +321,17 @@ class Roster:
         self.groups: dict[tuple[str, str], Group] = {}
         self._by_id: dict[int, Group] = {}
         self.lost: dict[tuple[str, str], LostGroup] = {}
-        self.next_id = 1
+        self.next_id = 1  # Above the id of every group that there is or was: retry subjects have it in their names.
         self._unnamed: list[LostGroup] = []
         self._lost_of_subject: dict[str, list[LostGroup]] = {}
         self._of_subject: dict[str, list[Group]] = {}
         self._idle: dict[Group, None] = {}  # Groups that were created when their subject had no message yet, in order.
         self._names: list[tuple[str, str]] = []  # Sorted, for listings, each of which goes on behind a name.
 
-    def begin(self, groups: Iterable[Group]) -> None:
-        """Take over the groups that the pull log names."""
+    def begin(self, groups: Iterable[Group], next_id: int) -> None:
+        """Take over the groups that the pull log names; no group has had ``next_id`` or a higher id."""
         self.known = True
+        self.next_id = next_id
         for group in groups:
             self._add(group)
         for group in self.groups.values():
@@ -423,7 +424,6 @@ class Roster:
     def keep_lost(self, lost: Iterable[LostGroup]) -> None:
         """Refuse to serve groups whose progress does not check, until an operator decides (rule L9)."""
         for each in lost:
-            self.next_id = max(self.next_id, each.group_id + 1)
             log.critical(
                 "group_progress_damaged id=%s names=%s reason=%r fix=delayd_mend_release_or_give_up",
                 *(each.id, each.names, each.damage.message),

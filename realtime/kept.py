@@ -64,6 +64,7 @@ class Marks:
     pull_offset: int = 0
     pull_crc32c: int = 0
     next_pull: int = 0
+    next_group: int = 0  # The id of the next new group; 0 where an earlier version wrote the checkpoint.
     kept_from: int = 0  # Retention has removed nothing of the message log from this offset on.
 
 
@@ -190,6 +191,7 @@ class Kept:
             return Marks()
         (value,) = found
         row = self._row(CHECKPOINT_KEY, value)
+        row.setdefault("next_group", 0)
         return Marks(**{name: _int(row, name) for name in Marks.__slots__})
 
     def lives(self) -> list[Life]:

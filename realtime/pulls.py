@@ -109,7 +109,7 @@ class Pulls:
     def begin(self, replay: PullReplay) -> None:
         """Serve the groups that a replay of the pull log has rebuilt; nothing is asked of this object before."""
         groups = replay.groups.values()
-        self.roster.begin(groups)
+        self.roster.begin(groups, replay.next_group)
         self.given_out = GivenOut(replay.lives, self._epoch)
         self.next_pull = replay.next_pull
         self._held = sum(group.window.handles.runs[HELD] for group in groups)

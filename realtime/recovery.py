@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from delayd.batch.batch import Batch
 from delayd.batch.columns import ROWS_MAX, ColumnId
+from delayd.batch.names import RETRY_PREFIX, parse_retry_subject
 from delayd.batch.sequences import ROW_BITS, ROW_MASK
 from delayd.config import RealtimeConfig
 from delayd.errors import BatchMalformed, DamagedData, DamagedValue, DataError, DiskFull, RetryLater, Shortage
@@ -48,6 +49,7 @@ from delayd.log.control import (
     RetryAccepted,
     RetryDecided,
     decode_known,
+    decode_sound,
     encode_known,
 )
 from delayd.log.group import CommitGroup, GroupKind, NewGroup
@@ -348,10 +350,26 @@ def _read_pull_log(
     try:
         for group in pull_log.scan(marks.pull_offset, pull_log.durable, marks.pull_crc32c):
             replay.take(group)
+        _meet_former(replay, index, pull_log, marks)
     except BaseException:
         pull_log.close()
         raise
     return replay, pull_log
+
+
+def _meet_former(replay: PullReplay, index: Index, pull_log: Log, marks: Marks) -> None:
+    """Find the ids of groups that are gone: no id is given twice, or a new group would get the retries and dead letters
+    of an old one (rule Q2).
+    """
+    for subject in index.listed(RETRY_PREFIX, ""):
+        whose = parse_retry_subject(subject.name)
+        if whose is not None and whose[0] == pull_log.place.log_id:
+            replay.meet(whose[1])
+    if not marks.next_group:
+        # An earlier version wrote this checkpoint. Damage below it keeps no server from its start.
+        with suppress(DataError):
+            for group in pull_log.scan(pull_log.start, marks.pull_offset):
+                replay.meet_made(group)
 
 
 def _check_end(recovered: Recovered, replay: PullReplay) -> None:
@@ -434,6 +452,8 @@ class PullReplay:
         self.lost = {each.group_id: each for each in lost}  # Groups whose progress does not check, or is gone.
         self.lives = kept.lives()  # In order; the last one is the newest.
         self.next_pull = marks.next_pull
+        # No group has had this id or a higher one, also of those that are gone.
+        self.next_group = max([marks.next_group - 1, 0, *self.groups, *self.lost]) + 1
         self.begun_at = marks.pull_offset
         self.durable_offset = 0  # Up to where the message log was durable, as the newest group of the pull log says.
         self._pulled_until: dict[int, int] = {}  # By group: the consume sequence behind all that it was given.
@@ -481,6 +501,18 @@ class PullReplay:
         """The consume sequence behind all that a group has passed or was given, also before an operator moved it."""
         return max(group.next, self._pulled_until.get(group.group_id, 0))
 
+    def meet(self, group_id: int) -> None:
+        """Note that there is, or was, a group with this id."""
+        self.next_group = max(self.next_group, group_id + 1)
+
+    def meet_made(self, group: CommitGroup) -> None:
+        """Note the ids of the groups that one group of the pull log creates, and nothing else."""
+        if group.header.kind == GroupKind.CONTROL:
+            for _, batch in group.batches():
+                for record in decode_sound(batch):
+                    if isinstance(record, GroupCreated):
+                        self.meet(record.group_id)
+
     def _hear(self, record: Known) -> None:
         if isinstance(record, GroupCreated):
             self._create(record)
@@ -510,6 +542,7 @@ class PullReplay:
 
     def _lose(self, group_id: int, offset: int) -> None:
         """Note a group that has entries but no beginning: nobody knows where it stood. All other groups are served."""
+        self.meet(group_id)
         what = f"an entry names the group {group_id}, which no record before it made"
         self.lost[group_id] = LostGroup(group_id, self._kept.names_of(group_id), DamagedData(self.folder, offset, what))
 
@@ -530,11 +563,13 @@ class PullReplay:
                     continue
 
     def _delete(self, group_id: int) -> None:
+        self.meet(group_id)
         self.lost.pop(group_id, None)
         self.groups.pop(group_id, None)
         self.removes += group_keys(group_id)
 
     def _create(self, record: GroupCreated) -> None:
+        self.meet(record.group_id)
         self.lost.pop(record.group_id, None)
         subject = self._index.subject(record.subject)
         try:

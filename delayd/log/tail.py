@@ -45,8 +45,9 @@ from delayd.log.segment import (
 )
 from delayd.machine.disk import Disk, list_named, open_named
 
-# {indexed_offset, indexed_crc32c, next_sequence, window_offset, pull_offset, pull_crc32c, next_pull, kept_from,
-# incarnation}; kept_from: retention has removed nothing of the message log from there on.
+# {indexed_offset, indexed_crc32c, next_sequence, window_offset, pull_offset, pull_crc32c, next_pull, next_group,
+# kept_from, incarnation}; next_group: no group has had this id or a higher one, in earlier versions not there;
+# kept_from: retention has removed nothing of the message log from there on.
 CHECKPOINT_KEY = b"checkpoint"
 # `<name>` {id, end, segment_base, segment_count, segment_crc32c, first, valid} (docs/formats/consume.md).
 SUBJECT_PREFIX = b"subject/"

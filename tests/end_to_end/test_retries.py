@@ -112,6 +112,27 @@ def test_a_deleted_group_takes_its_dead_letters_and_retries_along(servers: Clust
         assert producer.cancel_where(retries).found == (3 if keeps else 0)
 
 
+def test_what_a_deleted_group_leaves_comes_to_no_group_of_another_life(servers: Cluster) -> None:
+    meta = servers.meta.address
+    with Producer(meta) as producer, Consumer(meta, "heir", "h", prefetch=False) as consumer:
+        producer.send_batch("left", [b"secret-one", b"secret-two"], delay=timedelta(0))
+        kept_as = _give_back_and_reject(meta, "left", 2)
+        wait_until(lambda: producer.cancel_where(kept_as).found == 2)
+        command("groups", "delete", "left", "g", "--keep-pending", "--yes", "--meta", meta, "--data", str(servers.data))
+        servers.realtime.terminate()
+        servers.realtime.start()
+        producer.send("heir", b"own", delay=timedelta(0))
+        consumer.pull(1, wait=WAIT)[0].reject("mine")
+
+        def listed() -> list[str]:
+            told = command("dead", "show", "heir", "h", "--meta", meta, "--format", "json")
+            return [row["body"] for row in json.loads(told)]
+
+        wait_until(lambda: "own" in listed())
+        assert listed() == ["own"]
+        assert producer.cancel_where(kept_as).found == 2
+
+
 def _give_back_and_reject(meta: str, subject: str, count: int) -> str:
     """Give the first message back for a day and reject the others; the subject under which they are kept."""
     seen = 0
