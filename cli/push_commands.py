@@ -15,7 +15,7 @@ from delayd.reading.tables import need
 from delayd.wire.push import ASYMMETRIC, PushTarget, header_pairs
 
 from .listing import Cell, columns, show
-from .main import OK, TRY_LATER
+from .main import OK, TRY_LATER, USAGE
 from .operate import Operator, operator_options, run
 from .shared_options import CommandGroup, bundle, format_option, offer_subjects
 from .times import duration
@@ -278,6 +278,8 @@ def test(name: str, allow_private: bool, operator: Operator) -> int:
     click.echo(f"{name}: {outcome.what}")
     if outcome.answer:
         click.echo(outcome.answer.decode(errors="replace"))
+    if outcome.is_refused:
+        return USAGE
     return OK if outcome.is_done else TRY_LATER
 
 

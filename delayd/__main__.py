@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from delayd.errors import BadSetting
 from delayd.programs import ProgramNotFound, find
 
 if TYPE_CHECKING:
@@ -163,9 +164,10 @@ def _named_distribution(
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in packages:
+        package = (error.name or "").partition(".")[0]
+        if package not in packages:
             raise
-        raise ProgramNotFound(f"{what} needs {error.name}: pip install 'delayd[{extra}]'") from error
+        raise BadSetting(f"{what} needs {package}: pip install 'delayd[{extra}]'") from error
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class Outcome(NamedTuple):
     what: str  # In one sentence, without the answer's body.
     answer: bytes = b""  # Its first bytes.
     retry_after_s: float | None = None  # When the server wants to be asked again.
+    is_refused: bool = False  # Nothing was sent: the address is private, or nobody trusts its certificate.
 
     @property
     def is_done(self) -> bool:
@@ -107,7 +108,7 @@ class Caller:
         except TimeoutError:
             return Outcome(0, f"no answer in {deadline_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Outcome(0, _sentence(error))
+            return Outcome(0, _sentence(error), is_refused=_is_refused(error))
         finally:
             self._under_way -= 1
 
@@ -197,6 +198,11 @@ def _retry_after_s(text: str | None) -> float | None:
 
 def _until(text: str) -> float:
     return parsedate_to_datetime(text).timestamp() - time.time()
+
+
+def _is_refused(error: BaseException) -> bool:
+    cause = getattr(error, "os_error", None)
+    return isinstance(error, aiohttp.ClientConnectorCertificateError) or isinstance(cause, PrivateAddress)
 
 
 def _sentence(error: BaseException) -> str:

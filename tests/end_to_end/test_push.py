@@ -483,7 +483,7 @@ def test_targets_are_listed_changed_tried_and_deleted(cluster: Cluster, web: Rec
     (post,) = web.posts
     assert Webhook(key).verify(post.body, dict(post.headers))["type"] == "delayd.test"
     assert post.headers["authorization"] == "Bearer abc"
-    assert "public addresses only" in cluster.run("test", "late", code=4)
+    assert "public addresses only" in cluster.run("test", "late", code=2)
     cluster.run("edit", "late", "--timeout", "9s", "--url", f"{web.url}/other")
     assert (cluster.view("late")["timeout_ms"], cluster.view("late")["rate"]) == (9_000, "10/s")
     cluster.run("pause", "late", "--note", "they move house")

@@ -9,6 +9,7 @@ import pytest
 import cli.main
 from cli.main import Programs
 from delayd.__main__ import main
+from delayd.errors import BadSetting
 
 
 def test_the_command_line_alone_loads_no_server_and_no_spark() -> None:
@@ -24,9 +25,7 @@ def _audit(programs: Programs) -> int:
     return 0
 
 
-def test_without_pyspark_the_audit_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_pyspark_the_audit_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     program = ModuleType("spark.session")
 
     def audit(data: str, **terms: object) -> object:
@@ -35,5 +34,12 @@ def test_without_pyspark_the_audit_says_what_to_install(
     vars(program)["audit"] = audit
     monkeypatch.setitem(sys.modules, "spark.session", program)
     monkeypatch.setattr(cli.main, "main", _audit)
-    assert main() == 1
-    assert capsys.readouterr().err == "delayd: Spark needs pyspark: pip install 'delayd[spark]'\n"
+    with pytest.raises(BadSetting, match=r"^Spark needs pyspark: pip install 'delayd\[spark\]'$"):
+        main()
+
+
+def test_without_its_packages_a_gateway_says_what_to_install_and_that_the_user_must() -> None:
+    script = "import sys; sys.modules['uvicorn'] = None; sys.argv[1:] = ['dev', '--port', '0'];"
+    script += " from delayd.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "delayd: a gateway needs uvicorn: pip install 'delayd[gateway]'\n")
