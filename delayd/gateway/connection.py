@@ -26,6 +26,7 @@ IDLE_S = 75.0  # Proxies keep connections for a minute, and should not find them
 HEAD_S = 10.0
 SILENT_S = 60.0  # A stream whose sender has no more for now ends, and is begun anew.
 HEAD_BYTES_MAX = 64 << 10  # Also of what is between two pieces of a body, and of trailers.
+BESIDE_BYTES = 4  # Of a header, besides its name and its value.
 LOOK_S = 1.0
 
 FULL = Refusal(
@@ -115,7 +116,14 @@ class HttpConnection(HttpToolsProtocol):
         self._head_since = self._heard_at
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
+        """See httptools; what this raises ends the connection."""
+        # A head that ends in the piece in which it gets too long is not unread any more.
+        if (
+            len(self.url) + sum([len(name) + len(value) + BESIDE_BYTES for name, value in self.headers])
+            > HEAD_BYTES_MAX
+        ):
+            self._refuse(LONG_HEAD)
+            raise ValueError(LONG_HEAD.detail)
         self._unread_bytes, self._head_since = 0, math.inf
         self._lobby.resting.pop(self, None)
         super().on_headers_complete()
@@ -139,7 +147,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """See uvicorn."""
-        self._refuse(NO_HTTP)
+        if not self.transport.is_closing():
+            self._refuse(NO_HTTP)
 
     def leave(self) -> None:
         """End a connection that has no request under way."""

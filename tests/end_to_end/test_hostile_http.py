@@ -132,6 +132,16 @@ def test_a_head_without_end_is_refused_and_takes_no_memory(gateway: Process, beg
     assert gateway.resident_bytes < before + (8 << 20)
 
 
+@pytest.mark.parametrize("count", [1, 64])
+def test_a_head_is_taken_up_to_its_limit_and_refused_beyond_however_its_bytes_come(
+    gateway: Process, count: int
+) -> None:
+    for size, status in ((65_000, b"HTTP/1.1 200"), (66_000, b"HTTP/1.1 431"), (128_000, b"HTTP/1.1 431")):
+        head = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: " + b"a" * size + b"\r\n\r\n"
+        piece = -(-len(head) // count)
+        assert gateway.said(*(head[at : at + piece] for at in range(0, len(head), piece))).startswith(status), size
+
+
 def test_a_body_without_end_is_refused_and_takes_no_memory(gateway: Process) -> None:
     before = gateway.resident_bytes
     chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
