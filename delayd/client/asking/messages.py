@@ -316,7 +316,7 @@ class MessageInfo(NamedTuple):
     Fields:
         state: a `MessageState`; PENDING until it is handed over or ended.
         deliver_at_ms: when it is due, in milliseconds since the epoch.
-        attempt: how often it was handed over; 0 while it has no outcome.
+        attempt: how often it was handed over; 0 before that, and when it ended in another way.
         decided_at_ms: when it was handed over or ended; None while it is pending.
         target_log_id: the realtime server that has it; None when it was not handed over.
         target_appended_at_ms: when that server appended it, by that server's clock.

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 ROW_BYTES = 28
 REMEMBERED_BYTES_MAX = 96 << 20  # Rows of far hours that stay in memory, ROW_BYTES each: more than three million.
 AT_HAND_ROWS_MAX = 1_024  # The loop looks so many up in what is remembered, in some 50 us for each hour.
+HANDED_OVER = (Outcome.DISPATCHED, Outcome.IN_DOUBT)  # Other outcomes have an attempt in their files, and had none.
 OUTCOMES_BYTES_MAX = 48 << 20  # Four million rows with outcomes, of all hours, take this much.
 
 
@@ -146,7 +147,7 @@ class HourReader:
         cancelled = parts["outcome"] == Outcome.CANCELLED
         for reason in Reason:
             told["state"][cancelled & (parts["reason"] == reason)] = reason.state
-        told["attempt"] = parts["attempt"]
+        told["attempt"] = np.where(np.isin(parts["outcome"], HANDED_OVER), parts["attempt"], 0)
         told["deliver_at_ms"] = own.deliver_at_ms.take(at)
         told["decided_at_ms"] = parts["claimed_at_ms"]
         told["target_log_id"] = parts["target_log_id"]

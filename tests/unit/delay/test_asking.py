@@ -152,6 +152,7 @@ def test_a_row_of_a_sealed_hour_is_known_in_each_later_life_as_long_as_the_logs_
     world.check_sealing()
     later = world.after_crash()
     assert later.states(asked) == [MessageState.DISPATCHED] * 2 + [MessageState.CANCELLED]
+    assert ask(later, GET, asked)["attempt"].tolist() == [1, 1, 0], "the third one was handed over to nobody"
     assert answers(later, CANCEL, asked) == [*[CancelAnswer.ALREADY_DISPATCHED] * 2, CANCELLED]
     later.clock.advance(2 * HOUR_MS)
     later.delete_hours()
