@@ -49,7 +49,7 @@ from delayd.errors import (
     DelaydError,
     MessageTooLarge,
 )
-from delayd.hours import INSTANT_MS_MAX
+from delayd.hours import INSTANT_MS_MAX, instant_text
 from delayd.kernel import choose
 
 ROWS_NAMED_MAX = 1_000  # An answer names at most this many rows at fault.
@@ -513,5 +513,7 @@ def check_expiry(batch: Batch, *, again: bool) -> None:
     wrong |= (expires != 0) & (expires <= batch.int64s(ColumnId.DELIVER_AT_MS))
     if wrong.any():
         rows = np.flatnonzero(wrong)
-        what = f"row {int(rows[0])} expires at {int(expires[rows[0]])} ms, which is no instant after it is due"
+        first_ms = int(expires[rows[0]])
+        when = instant_text(first_ms) if 0 <= first_ms <= INSTANT_MS_MAX else f"{first_ms} ms"
+        what = f"a message expires at {when}, which is no instant after it is due"
         raise BadExpiry(what, rows=rows_detail(rows))

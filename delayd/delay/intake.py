@@ -633,5 +633,5 @@ def _nothing() -> None:
 
 def _at_rows(kind: type[DelaydError], what: str, at_fault: NDArray[np.bool_]) -> DelaydError:
     rows = np.flatnonzero(at_fault)
-    sentence = f"{len(rows)} messages are {what}, the first is row {rows[0]}; send them with another time"
-    return kind(sentence, rows=rows_detail(rows))
+    sentence = f"a message is {what}" if len(rows) == 1 else f"{len(rows)} messages are {what}"
+    return kind(f"{sentence}; send with another time", rows=rows_detail(rows))

@@ -49,7 +49,7 @@ REASONS = {
     413: "The body is too long.",
     415: "The body is encoded.",
     422: "The Idempotency-Key was used for another request; nothing was done.",
-    429: "This gateway holds as much as it can.",
+    429: "The quota of the subject is full, or this gateway holds as much as it can.",
     500: "A bug; the log of the gateway has it.",
     503: "No server took it; nothing is kept.",
     504: "Nobody knows whether it was done.",

@@ -23,6 +23,7 @@ from delayd.errors import (
     NotTrusted,
     OutcomeUnknown,
     QueueFull,
+    QuotaReached,
     RequestTimedOut,
     RetryLater,
     StaleHandle,
@@ -35,6 +36,7 @@ STATUSES: tuple[tuple[type[DelaydError], int], ...] = (
     (InFlight, 409),
     (StaleHandle, 410),
     (QueueFull, 429),
+    (QuotaReached, 429),
     (BatchMalformed, 400),
     (NotAllowed, 403),
     (NotTrusted, 403),
@@ -68,6 +70,8 @@ def problem(error: Exception) -> dict[str, object]:
         found |= {"code": error.code, "detail": error.message}
         if error.retry_after_ms:
             found["retry_after_ms"] = error.retry_after_ms
+        if isinstance(error, QuotaReached) and error.next_free_ms:
+            found["next_free_ms"] = error.next_free_ms
         return found
     return {"type": "urn:delayd:bug", "status": 500, "code": "bug", "detail": "the gateway failed; its log says how"}
 

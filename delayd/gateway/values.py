@@ -61,19 +61,21 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     deliver_at_ms: Integer | None = None
 
     def terms(self) -> dict[str, timedelta | datetime | int]:
-        """The arguments of a send."""
-        given: dict[str, timedelta | datetime | int] = {}
+        """The argument of a send; BadArgument unless there is exactly one."""
+        given: list[tuple[str, timedelta | datetime | int]] = []
         if self.delay is not None:
-            given["delay"] = duration(self.delay)
+            given.append(("delay", duration(self.delay)))
         if self.delay_ms is not None:
-            if given:
-                raise BadArgument("give delay or delay_ms, not both")
-            given["delay"] = milliseconds("delay_ms", self.delay_ms)
+            given.append(("delay", milliseconds("delay_ms", self.delay_ms)))
         if self.deliver_at is not None:
-            given["deliver_at"] = self.deliver_at
+            given.append(("deliver_at", self.deliver_at))
         if self.deliver_at_ms is not None:
-            given["deliver_at_ms"] = self.deliver_at_ms
-        return given
+            given.append(("deliver_at_ms", self.deliver_at_ms))
+        if len(given) != 1:
+            raise BadArgument(
+                "say once when a message is due: one of delay (as 30s), delay_ms, deliver_at and deliver_at_ms"
+            )
+        return dict(given)
 
 
 class SendOptions(When, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,13 +209,14 @@ class Extension(Leases, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request, or one of its messages, failed (RFC 9457)."""
+    """Why a request, or one of its messages, failed (RFC 9457); `next_free_ms` is of a quota that is full."""
 
     type: str
     status: int
     code: str
     detail: str
     retry_after_ms: int = 0
+    next_free_ms: int = 0
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -793,7 +793,7 @@ def test_without_its_packages_the_command_says_what_to_install(cluster: Cluster,
     command = [sys.executable, "-m", "delayd", "gateway", "--meta", cluster.meta]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == "delayd: a gateway needs starlette: pip install 'delayd[gateway]'\n"
 
 
@@ -867,10 +867,29 @@ def test_a_quota_is_set_and_holds(operated: Gateway) -> None:
     assert ask("PUT", "/v1/subjects/few/quota", {"pending": 1}).status == 200
     (quota,) = rows(ask("GET", "/v1/quotas?prefix=few"), "quotas")
     assert (quota["subject"], quota["pending"], quota["per_second"]) == ("few", 1, None)
-    statuses = [ask("POST", "/v1/subjects/few/messages?delay=1h", b"x").status for _ in range(2)]
-    assert statuses == [201, 400]
+    hour = "/v1/subjects/few/messages?delay=1h"
+    untold = ask("POST", "/v1/subjects/few/messages", b"x")
+    assert "delay_ms" in str(untold.json["detail"]), "each word that says it is named"
+    kept, refused, named = (ask("POST", hour, b"x", headers) for headers in ({}, {}, {"idempotency-key": "few"}))
+    assert (kept.status, refused.status, named.status, refused.code) == (201, 429, 429, "quota_reached")
+    due_ms, next_ms = (int(str(value)) for value in (kept.json["deliver_at_ms"], refused.json["next_free_ms"]))
+    assert abs(next_ms - due_ms) <= 1_000, "then the pending one is due"
+    assert "retry-after" not in refused.headers, "it may be cancelled or moved before"
+    for answer in (refused, named):
+        assert str(answer.json["detail"]).startswith("the quota of few (pending 1) takes no more; the next pending"), (
+            answer
+        )
+    assert ask("PUT", "/v1/subjects/few/quota", {"per_second": 1}).status == 200
+    later = ask("POST", f"/v1/subjects/few/messages?deliver_at_ms={due_ms}", b"x")
+    assert later.status == 429 and "retry-after" not in later.headers, "that second stays full"
+    over = next(
+        answer
+        for answer in (ask("POST", "/v1/subjects/few/messages?delay=0s", b"x") for _ in range(1_000))
+        if answer.status != 201
+    )
+    assert (over.status, over.headers["retry-after"]) == (429, "1")
     ask("PUT", "/v1/subjects/few/quota", {})
-    assert ask("POST", "/v1/subjects/few/messages?delay=1h", b"x").status == 201
+    assert ask("POST", hour, b"x").status == 201
 
 
 def test_what_only_an_operator_may_decide_needs_the_secret(cluster: Cluster) -> None:

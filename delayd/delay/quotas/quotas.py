@@ -451,7 +451,7 @@ class Quotas:
                 rows=rows_detail(np.sort(np.concatenate([share.rows for share in shares]))),
             )
         refused: list[NDArray[np.intp]] = []
-        why: tuple[SubjectTally, str, int] | None = None
+        why: QuotaReached | None = None
         for share in shares:
             tally = share.tally
             if not tally.limits.any:
@@ -467,20 +467,10 @@ class Quotas:
             if not taken.all():
                 over = np.flatnonzero(~taken)
                 refused.append(share.rows.take(over))
-                if why is None:
-                    why = (tally, limit, self._next_free_ms(tally, share, taken, limit, accepted_ms))
+                why = why or self._over(tally, share, taken, limit, accepted_ms)
         if why is not None:
-            tally, limit, next_free_ms = why
-            rows = np.sort(np.concatenate(refused))
-            most = getattr(tally.limits, limit)
-            what = "the next second with room begins" if limit == "per_second" else "the next pending message is due"
-            hint = f"; {what} at {_instant_text(next_free_ms)}" if next_free_ms else ""
-            raise QuotaReached(
-                f"{len(rows)} messages are over the quota of {tally.subject.decode()} ({limit} {most}),"
-                f" the first is row {rows[0]}{hint}",
-                rows=rows_detail(rows),
-                next_free_ms=next_free_ms,
-            )
+            why.details["rows"] = rows_detail(np.sort(np.concatenate(refused)))
+            raise why
         for share in shares:
             share.tally.add(share.seconds, share.sizes)
             share.tally.given.arrived(share.seconds)
@@ -528,6 +518,22 @@ class Quotas:
     def _shares(self, batch: Batch, accepted_ms: int) -> list[_Share]:
         parts = rows_of_subjects(batch, self._numbers, accepted_ms)
         return [_Share(self._by_number[number], rows, seconds, sizes) for number, rows, seconds, sizes in parts]
+
+    def _over(
+        self, tally: SubjectTally, share: _Share, taken: NDArray[np.bool_], limit: str, now_ms: int
+    ) -> QuotaReached:
+        """The refusal of the rows of a subject that are not taken. Senders share batches, so it has no row's number."""
+        next_free_ms = self._next_free_ms(tally, share, taken, limit, now_ms)
+        first = int(share.seconds[np.flatnonzero(~taken)[0]])
+        # What is due later would be due in the same full second when it is sent again.
+        waits = limit == "per_second" and first <= now_ms // SECOND_MS and next_free_ms > now_ms
+        what = "the next second with room begins" if limit == "per_second" else "the next pending message is due"
+        hint = f"; {what} at {_instant_text(next_free_ms)}" if next_free_ms else ""
+        return QuotaReached(
+            f"the quota of {tally.subject.decode()} ({limit} {getattr(tally.limits, limit)}) takes no more{hint}",
+            retry_after_ms=next_free_ms - now_ms if waits else None,
+            next_free_ms=next_free_ms,
+        )
 
     def _next_free_ms(
         self, tally: SubjectTally, share: _Share, taken: NDArray[np.bool_], limit: str, now_ms: int

@@ -56,6 +56,7 @@ def reached(world: World) -> tuple[list[int], int]:
     number, error = world.outside.refused.pop()
     world.outside.unanswered.pop(number, None)
     assert isinstance(error, QuotaReached), error
+    assert "row" not in error.message, "senders share batches"
     return refused_rows(error), error.next_free_ms
 
 
