@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Router
-from starlette.types import ASGIApp, Message, Receive
+from starlette.types import ASGIApp
 
 from delayd.client.asking import ask
 from delayd.client.instants import instant_ms
@@ -84,27 +85,14 @@ class Gateway:
         self.console = Console(meta, push, clock, callers, audits)
         self._producer: AsyncProducer | None = None
         self._once: OnceRequests | None = None
-        self._stopping = asyncio.Event()
+        self._stops = False
         self._listeners: set[Listener] = set()  # Callers of pulls and streams.
 
     def stop(self) -> None:
         """Pulls that wait and streams end now, as if nobody were there any more; they are answered."""
-        self._stopping.set()
+        self._stops = True
         for listener in self._listeners:
             listener.leave()
-
-    def _until_stop(self, request: Request) -> Receive:
-        async def receive() -> Message:
-            loop = asyncio.get_running_loop()
-            both = loop.create_task(_next(request)), loop.create_task(self._stopping.wait())
-            try:
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                return both[0].result() if both[0].done() else {"type": "http.disconnect"}
-            finally:
-                for task in both:
-                    task.cancel()
-
-        return receive
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
@@ -138,8 +126,8 @@ class Gateway:
     async def send(self, request: Request) -> Response:
         """Messages are sent."""
         assert self._once is not None, "requests come after the start"
-        until_stop = self._until_stop(request)
-        return await sends.send(self.producer, self._once, part(request, "subject"), request, until_stop)
+        listener_of = partial(self._listener, request)
+        return await sends.send(self.producer, self._once, part(request, "subject"), request, listener_of)
 
     async def listed(self, request: Request) -> Response:
         """One message by its key, or all that are pending."""
@@ -181,7 +169,7 @@ class Gateway:
 
     def _listener(self, request: Request) -> Listener:
         listener = Listener(request, self._listeners)
-        if self._stopping.is_set():
+        if self._stops:
             listener.leave()
         return listener
 
@@ -228,7 +216,3 @@ def app_of(gateway: Gateway) -> ASGIApp:
         lifespan,
         gateway.answered,
     )
-
-
-async def _next(request: Request) -> Message:
-    return await request.receive()

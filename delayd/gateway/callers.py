@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from starlette.requests import Request
 
@@ -17,6 +18,7 @@ from delayd.batch.names import RECURRING_SUBJECT
 from delayd.client.asking import ask
 from delayd.client.asking.tokens import token_page
 from delayd.errors import BadToken, DelaydError, NotAllowed, NotReady
+from delayd.gateway.connection import VISIT, HttpConnection, Visit, connection_of, cycle_of
 from delayd.gateway.once import TOKEN
 from delayd.gateway.problems import Refusal
 from delayd.gateway.sends import part
@@ -117,6 +119,15 @@ PAGES = {
     "/push/{name}/test": _DECIDE,
     "/push/{name}/delete": _DECIDE,
 }
+# What only looks, and these walks through many messages, may be cut anywhere when the caller's token ends.
+READS = frozenset({"GET", "HEAD"})
+WALKS = (
+    "/v1/subjects/{subject:path}/groups/{group}/dead/redrive",
+    "/v1/subjects/{subject:path}/groups/{group}/dead/purge",
+    "/subjects/{subject}/cancel",
+    f"{_GROUP}/dead/redrive",
+    f"{_GROUP}/dead/purge",
+)
 
 
 class Callers:
@@ -159,6 +170,27 @@ class Callers:
         if self._book.is_closed:
             method = "GET" if request.method == "HEAD" else request.method
             self._check(request, path, PAGES.get(path) or (RIGHTS.get((method, path), Right.ADMINISTER),))
+
+    def look(self, connections: Sequence[HttpConnection]) -> None:
+        """End the requests under way that their callers may not make any more: the token was revoked, is over, has
+        another text or fewer rights. So ends also what was begun before anybody was asked for one.
+        """
+        for connection in connections:
+            visit = connection.visit
+            if visit is None:
+                if connection.listener is not None and self._book.is_closed:
+                    connection.listener.leave(_no_token())
+            elif not self._book.is_valid(visit.entry.meter, visit.entry.digest):
+                try:
+                    entry = self._book.pass_by(visit.entry.digest)
+                    _need(entry, visit.rights, visit.subject)
+                except BadToken:
+                    why = f"the token {visit.entry.name} was revoked, has another text, or is over"
+                    connection.end(visit, _bad_token(BadToken(why)))
+                except NotAllowed as error:
+                    connection.end(visit, Refusal(403, error.code, error.message))
+                else:
+                    visit.entry = entry
 
     async def sign_in(self, request: Request, text: str) -> str:
         """The header that lets a browser in until it ends.
@@ -214,12 +246,10 @@ class Callers:
             # A schedule has its name in the whole cluster, so who changes one may change that of any subject.
             subject = part(request, "subject") if "subject" in request.path_params else ">"
         request.scope[TOKEN] = entry.name
-        for right in rights:
-            if right is not Right.ANY and not entry.allows(right, subject):
-                whose = "everything" if subject == ">" else subject or "a subject"
-                raise NotAllowed(
-                    f"the token {entry.name} does not allow this: it needs the right to {right.value} {whose}"
-                )
+        _need(entry, rights, subject)
+        work = asyncio.current_task() if request.method in READS or path in WALKS else None
+        visit = Visit(entry, rights, subject, work)
+        connection_of(cycle_of(request.receive)).visit = request.scope[VISIT] = visit
         if Right.ADMINISTER in rights:
             log.info("administered request=%s by=%r path=%r", request.method, entry.name, request.url.path)
 
@@ -232,12 +262,7 @@ class Callers:
     def _entry(self, request: Request) -> Pass:
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not text.strip():
-            raise Refusal(
-                401,
-                "not_allowed",
-                "this gateway asks for a token: send it as `Authorization: Bearer dlyd_…`",
-                {"WWW-Authenticate": "Bearer"},
-            )
+            raise _no_token()
         text = text.strip()
         known = self._passes.get(text)
         if known is not None and self._book.is_valid(known.meter, known.digest):
@@ -246,8 +271,7 @@ class Callers:
         try:
             entry = self._book.pass_of(text)
         except BadToken as error:
-            challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
-            raise Refusal(401, error.code, error.message, challenge) from error
+            raise _bad_token(error) from error
         if len(self._passes) >= PASSES_MAX:
             self._passes.clear()
         self._passes[text] = entry
@@ -270,6 +294,26 @@ class Callers:
                     log.warning("tokens_not_heard code=%s reason=%r", error.code, error.message)
                 self._away = True
                 await asyncio.sleep(ASK_S)
+
+
+def _no_token() -> Refusal:
+    return Refusal(
+        401,
+        "not_allowed",
+        "this gateway asks for a token: send it as `Authorization: Bearer dlyd_…`",
+        {"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _bad_token(error: BadToken) -> Refusal:
+    return Refusal(401, error.code, error.message, {"WWW-Authenticate": 'Bearer error="invalid_token"'})
+
+
+def _need(entry: Pass, rights: tuple[Right, ...], subject: str) -> None:
+    for right in rights:
+        if right is not Right.ANY and not entry.allows(right, subject):
+            whose = "everything" if subject == ">" else subject or "a subject"
+            raise NotAllowed(f"the token {entry.name} does not allow this: it needs the right to {right.value} {whose}")
 
 
 def need_own_page(request: Request) -> None:

@@ -2,25 +2,28 @@
 
 Invariant: who does nothing takes nothing from those who work. A caller has HEAD_S for the head of a request and may be
 silent in its body for SILENT_S; and when all places are taken, the connection that has been without a request for
-longest ends for the new one. Only when each of them has a request under way is a new one refused.
+longest ends for the new one. Only when each of them has a request under way is a new one refused. What a caller waits
+for, listens to or sends ends with the token that it has shown.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from delayd.errors import DelaydError, TlsRequired
 from delayd.gateway.problems import MEDIA_TYPE, Refusal, problem
+from delayd.net.tokens import Pass
+from delayd.wire.tokens import Right
 
 IDLE_S = 75.0  # Proxies keep connections for a minute, and should not find them closed.
 HEAD_S = 10.0
@@ -28,6 +31,7 @@ SILENT_S = 60.0  # A stream whose sender has no more for now ends, and is begun 
 HEAD_BYTES_MAX = 64 << 10  # Also of what is between two pieces of a body, and of trailers.
 BESIDE_BYTES = 4  # Of a header, besides its name and its value.
 LOOK_S = 1.0
+UNREAD_S = 5.0  # So long the end of a stream waits for a caller whose token has ended and who reads nothing.
 
 FULL = Refusal(
     503, "too_many_connections", "each connection of this gateway has a request under way", {"Retry-After": "1"}
@@ -38,8 +42,11 @@ LONG_HEAD = Refusal(431, "head_too_large", f"the head of a request has more than
 NO_HTTP = Refusal(400, "bad_request", "this is no request of HTTP/1.1")
 NO_TLS = Refusal(400, TlsRequired.code, "this port speaks HTTPS; write https:// in front of its address")
 READ_BYTES = 256 << 10
+VISIT = "delayd.visit"  # Where a request has its `Visit`, while callers are asked for tokens.
 _PHRASES = {
     400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
     503: b"Service Unavailable",
@@ -85,6 +92,7 @@ class HttpConnection(HttpToolsProtocol):
         self._answered_at = 0.0
         self._head_since = math.inf
         self.listener: Listener | None = None  # The one of the request under way.
+        self.visit: Visit | None = None  # The same; None also while nobody is asked for a token.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
@@ -140,6 +148,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """See uvicorn."""
+        self.visit = None
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._lobby.resting[self] = None
@@ -170,6 +179,27 @@ class HttpConnection(HttpToolsProtocol):
                 self._refuse(SLOW_BODY)
         elif now - (self._answered_at if sends else self._heard_at) > (HEAD_S if sends else IDLE_S):
             self.leave()  # One whose request was refused may send the rest of its body, so that it hears the answer.
+
+    def end(self, visit: Visit, why: Refusal) -> None:
+        """The token of the request under way allows it no more. Called again as long as the request is not answered.
+
+        1. Somebody who waits or listens, or sends a stream: the answer ends with the reason.
+        2. Work that may be cut anywhere, as looks may: it is cancelled, and answered with the reason.
+        3. A body that is not all there: it is read no further, and the answer is the reason.
+        4. Anything else is done by the servers already, or will be in a moment: its answer says what became of it.
+        """
+        now = self.loop.time()
+        if visit.why is not None:
+            if self.flow.write_paused and now - visit.ended_at > UNREAD_S:
+                self.transport.abort()
+            return
+        visit.why, visit.ended_at = why, now
+        if self.listener is not None:
+            self.listener.leave(why)
+        elif visit.work is not None:
+            visit.work.cancel()
+        elif self.cycle.more_body:
+            self._refuse(why)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer, unless an answer has begun, and end."""
@@ -210,30 +240,50 @@ class HttpsConnection(HttpConnection, asyncio.BufferedProtocol):
         self._refuse(NO_TLS)
 
 
+class Visit:
+    """The request under way of a caller who has shown a token, and the rights for a subject that it needs."""
+
+    __slots__ = ("ended_at", "entry", "rights", "subject", "why", "work")
+
+    def __init__(self, entry: Pass, rights: tuple[Right, ...], subject: str, work: asyncio.Task[object] | None) -> None:
+        """``work`` may be cut anywhere: what it has done by then stands, and harms nobody."""
+        self.entry, self.rights, self.subject, self.work = entry, rights, subject, work
+        self.why: Refusal | None = None  # It has ended.
+        self.ended_at = math.inf
+
+    def cut(self) -> Refusal:
+        """Why its work was cancelled just now; raises CancelledError again when it was cancelled by somebody else."""
+        if self.why is None or self.work is None:
+            raise asyncio.CancelledError
+        self.work.uncancel()
+        self.work = None
+        return self.why
+
+
 class Listener:
     """The caller of a request that may wait for its answer for long, as a context manager: it leaves when it hangs up,
-    or when the gateway stops; then each of its futures is None.
+    when its token has ended, or when the gateway stops; then each of its futures is None.
     """
 
-    __slots__ = ("_all", "_connection", "_future", "is_gone")
+    __slots__ = ("_all", "_connection", "_future", "_receive", "is_gone", "why")
 
     def __init__(self, request: Request, every: set[Listener]) -> None:
         """``every`` has all those of a gateway whose answers are not out."""
         cycle = cycle_of(request.receive)
         self.is_gone = cycle.disconnected
+        self.why: Refusal | None = None  # What to answer, when it has not left by itself.
         self._all = every
-        self._connection = getattr(cycle.on_response, "__self__", None)
+        self._connection = connection_of(cycle)
+        self._receive = request.receive
         self._future: asyncio.Future[object] | None = None
         cycle.flow.resume_reading()  # Or nobody hears that it hangs up.
 
     def __enter__(self) -> Self:
-        assert isinstance(self._connection, HttpConnection), "a gateway is served by its own connections"
         self._connection.listener = self
         self._all.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._connection is not None, "it was entered"
         self._connection.listener = None
         self._all.discard(self)
 
@@ -245,9 +295,20 @@ class Listener:
             future.set_result(None)
         return future
 
-    def leave(self) -> None:
+    async def receive(self) -> Message:
+        """What it sends next, as ASGI has it: a disconnection when it leaves, also while it goes on sending."""
+        coming = asyncio.ensure_future(self._receive())
+        try:
+            await asyncio.wait((coming, self.future()), return_when=asyncio.FIRST_COMPLETED)
+            return coming.result() if coming.done() else {"type": "http.disconnect"}
+        finally:
+            coming.cancel()
+
+    def leave(self, why: Refusal | None = None) -> None:
         """Wait for nothing any more."""
-        self.is_gone = True
+        if self.is_gone:
+            return
+        self.is_gone, self.why = True, why
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
@@ -257,6 +318,13 @@ def cycle_of(side: Receive | Send) -> RequestResponseCycle:
     cycle = getattr(side, "__self__", None)
     assert isinstance(cycle, RequestResponseCycle), "a gateway is served by its own connections"
     return cycle
+
+
+def connection_of(cycle: RequestResponseCycle) -> HttpConnection:
+    """The connection of a request under way."""
+    connection = getattr(cycle.on_response, "__self__", None)
+    assert isinstance(connection, HttpConnection), "a gateway is served by its own connections"
+    return connection
 
 
 async def write_answer(
@@ -283,10 +351,13 @@ async def write_answer(
     cycle.on_response()
 
 
-async def look_after(connections: Iterable[HttpConnection]) -> None:
-    """End connections whose callers take too long, until cancelled."""
+async def look_after(
+    connections: Iterable[HttpConnection], look_at_tokens: Callable[[Sequence[HttpConnection]], None]
+) -> None:
+    """End connections whose callers take too long, and requests whose tokens have ended, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
         now = asyncio.get_running_loop().time()
+        look_at_tokens([*connections])
         for connection in list(connections):
             connection.look(now)

@@ -11,6 +11,7 @@ counted; only an answer that is a stream is written piece by piece.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import re
@@ -24,8 +25,8 @@ from starlette.routing import BaseRoute, Route, Router, compile_path
 from starlette.types import Message, Receive, Scope, Send
 
 from delayd.errors import BadArgument, DelaydError
-from delayd.gateway.callers import Callers
-from delayd.gateway.connection import cycle_of, write_answer
+from delayd.gateway.callers import READS, Callers
+from delayd.gateway.connection import VISIT, cycle_of, write_answer
 from delayd.gateway.problems import Refusal, answer_problem
 from delayd.gateway.sends import Lines
 
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 Serve = Callable[[Request], Awaitable[Response]]
 Refused = Callable[[Request, str, DelaydError | Refusal], Response | None]
 
-READS = frozenset({"GET", "HEAD"})
 OWN_SITE = frozenset({"same-origin", "none"})
 PATHS_MAX, PATH_CHARS_MAX = 4_096, 300  # Paths whose route is remembered, and how long such a path is at most.
 HOSTS_MAX = 64  # Names of this gateway that are remembered.
@@ -165,6 +165,10 @@ class Front:
             answer = answer_problem(error)
         except ClientDisconnect:
             answer = Response(status_code=400)  # Nobody hears it; the metrics count it.
+        except asyncio.CancelledError:
+            if VISIT not in scope:
+                raise
+            answer = answer_problem(scope[VISIT].cut())
         except Exception as error:  # A bug ends one request, and is logged.
             log.error("request_failed method=%s path=%r", request.method, scope["path"], exc_info=error)
             answer = answer_problem(error)
@@ -172,6 +176,8 @@ class Front:
         if isinstance(answer, Lines):
             await answer(scope, receive, _with_harmless(send))
         else:
+            if VISIT in scope:
+                scope[VISIT].work = None  # It is done.
             harmless = ENCLOSED if isinstance(answer, EnclosedPage) else HARMLESS
             await write_answer(cycle_of(send), answer.status_code, (*answer.raw_headers, *harmless), bytes(answer.body))
 

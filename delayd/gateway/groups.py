@@ -98,7 +98,7 @@ class Groups:
 
     async def pull(self, subject: str, group: str, wish: Pull, listener: Listener) -> list[PulledMessage]:
         """The next messages of a group; none when none came in time. When the listener leaves the pull ends, and no
-        message has an attempt less for it.
+        message has an attempt less for it. Raises Refusal with the reason, when it has not left by itself.
         """
         if len(self._held) + wish.max_messages > HELD_MAX:
             raise Refusal(
@@ -107,6 +107,8 @@ class Groups:
         shared = self._shared(_Whose(subject, group, wish.lease_ms))
         share = await shared.take(wish.max_messages, wish.wait_ms / 1_000, listener)
         if share is None:
+            if listener.why is not None:
+                raise listener.why
             return []
         return self._hold(shared.consumer, share, time.monotonic() + wish.lease_ms / 1_000)
 
@@ -129,11 +131,13 @@ class Groups:
                 try:
                     pulled = await self.pull(subject, group, pull, listener)
                 except (DelaydError, Refusal) as error:
-                    yield b"event: problem\ndata: %b\n\n" % _encode(problem(error))
+                    yield _problem_event(error)
                     return
                 mine.update([each.name for each in pulled])
                 events = [b"id: %b\ndata: %b\n\n" % (each.name.encode(), _encode(each)) for each in pulled]
                 yield b"".join(events) or b": nothing\n\n"
+            if listener.why is not None:
+                yield _problem_event(listener.why)
 
     def _shared(self, whose: _Whose) -> SharedPull:
         shared = self._pulls.get(whose)
@@ -238,6 +242,10 @@ class Groups:
                 if shared.rests_since(unused):
                     del self._pulls[whose]
                     await _quietly(shared.close())
+
+
+def _problem_event(error: Exception) -> bytes:
+    return b"event: problem\ndata: %b\n\n" % _encode(problem(error))
 
 
 async def _said(consumer: AsyncConsumer, word: Word, of_word: Mapping[int, _Held]) -> dict[int, DelaydError]:

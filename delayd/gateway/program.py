@@ -155,7 +155,9 @@ class _Server(uvicorn.Server):
             asyncio.get_running_loop().add_reader(STDIN, self._on_stdin)
         await super().startup(sockets)
         self._collector = QuietCollector(asyncio.get_running_loop())
-        self._looking = asyncio.get_running_loop().create_task(look_after(self.server_state.connections))  # type: ignore[arg-type]
+        connections: set[HttpConnection] = self.server_state.connections  # type: ignore[assignment]
+        looking = look_after(connections, self._gateway.callers.look)
+        self._looking = asyncio.get_running_loop().create_task(looking)
         host, port = self._listening.getsockname()[:2]
         log.info("listening host=%s port=%d", host, port)
         print(f"ready {self._role} {Endpoint(host, port)} pid={os.getpid()}", flush=True)

@@ -27,10 +27,11 @@ from delayd.batch.labels import traceparent, traceparent_of
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.client.producer import AsyncProducer
 from delayd.client.sending.receipts import Receipt
-from delayd.errors import BadArgument, CallerError, ServerUnavailable
+from delayd.errors import BadArgument, CallerError, DelaydError, ServerUnavailable
+from delayd.gateway.connection import VISIT, Listener, cycle_of
 from delayd.gateway.keeping import Keeper, keep_each
 from delayd.gateway.once import OnceRequest, OnceRequests, Queue
-from delayd.gateway.problems import Refusal
+from delayd.gateway.problems import Refusal, problem
 from delayd.gateway.streams import NDJSON, STREAM_FORMS, StreamForm, Told, Wished
 from delayd.gateway.values import JSON, Given, NewMessage, SendOptions, queued
 
@@ -59,16 +60,25 @@ class Lines(Response):
         self._lines = lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        flow = cycle_of(receive).flow
+        last = b""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for line in self._lines:
-            await send({"type": "http.response.body", "body": line, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        try:
+            async for line in self._lines:
+                await send({"type": "http.response.body", "body": line, "more_body": True})
+                if flow.write_paused:
+                    await flow.drain()  # Nothing is got for a caller that does not read what it has got.
+        except asyncio.CancelledError:
+            if VISIT not in scope:
+                raise
+            last = _encode(problem(scope[VISIT].cut())) + b"\n"
+        await send({"type": "http.response.body", "body": last})
 
 
 async def send(
-    producer: AsyncProducer, named: OnceRequests, subject: str, request: Request, until_stop: Receive
+    producer: AsyncProducer, named: OnceRequests, subject: str, request: Request, listener_of: Callable[[], Listener]
 ) -> Response:
-    """Answer a POST of messages. ``until_stop`` receives what is sent, until the gateway stops.
+    """Answer a POST of messages. A stream is read until the listener that ``listener_of`` makes of its caller leaves.
 
     Messages without a trace of their own get that of the request, as those that a handler sends get its message's.
     """
@@ -87,7 +97,7 @@ async def send(
         queue, keep = once.one(), partial(keep_each, once.each(of_stream=form is not None))
     if form is not None:
         _check_encoding(request)
-        told = _stream(form, keep, Request(request.scope, until_stop))
+        told = _stream(form, keep, request, listener_of())
         if once is not None:
             await once.is_stream()
             told = once.held(told, form)
@@ -264,7 +274,7 @@ def _given(receipt: Receipt) -> Response:
     return Response(_encode(given), 201, {"Location": f"messages/{given.id}"}, JSON)
 
 
-async def _stream(form: StreamForm, keep: _Keep, request: Request) -> AsyncIterator[bytes]:
+async def _stream(form: StreamForm, keep: _Keep, request: Request, caller: Listener) -> AsyncIterator[bytes]:
     """Answer a stream: its rows are sent as they come, and answered in their order as they are kept.
 
     Rows that came together are one piece: most often they share a batch, so they are kept at the same moment.
@@ -275,26 +285,30 @@ async def _stream(form: StreamForm, keep: _Keep, request: Request) -> AsyncItera
     async def begin(wished: Sequence[Wished]) -> None:
         await under_way.put(loop.create_task(keep(wished)))
 
-    async def read() -> None:
+    async def read() -> DelaydError | Refusal | None:
         try:
-            async for rows in form.rows(request.stream()):
+            async for rows in form.rows(Request(request.scope, caller.receive).stream()):
                 for piece in _pieces(rows):
                     await begin(form.read(piece))
         except ClientDisconnect:
-            # Whole rows are sent all the same. Somebody hears the answers when it is this gateway that stops.
-            await begin([ServerUnavailable("the gateway stops; no line behind these was read")])
+            # Whole rows are sent all the same. Somebody hears the answers unless the caller has left by itself.
+            return caller.why or ServerUnavailable("the gateway stops; no line behind these was read")
         except CallerError as error:
-            await begin([error])
+            return error
         finally:
             await under_way.put(None)
+        return None
 
-    reading = loop.create_task(read())
-    try:
-        while (sent := await under_way.get()) is not None:
-            yield form.encode(await sent)
-        await reading
-    finally:
-        reading.cancel()
+    with caller:
+        reading = loop.create_task(read())
+        try:
+            while (sent := await under_way.get()) is not None:
+                yield form.encode(await sent)
+            why = await reading
+            if why is not None:
+                yield form.encode([problem(why)])
+        finally:
+            reading.cancel()
 
 
 def _pieces(rows: Sequence[P]) -> Iterator[Sequence[P]]:

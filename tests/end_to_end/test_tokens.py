@@ -12,12 +12,13 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import msgpack
 import pytest
 
 import delayd
 from delayd.errors import BadToken, DelaydError, KeyPending, NotAllowed
 from tests.certificates import DAY, Authority
-from tests.end_to_end.gateways import gateway_of
+from tests.end_to_end.gateways import Gateway, gateway_of
 from tests.end_to_end.guarded_cluster import Cluster
 from tests.end_to_end.up_process import up
 from tests.waiting import DEADLINE_S, wait_until
@@ -224,6 +225,71 @@ def test_a_gateway_asks_its_callers_for_the_same_tokens(cluster: Cluster, tmp_pa
         wait_until(
             lambda: status("POST", f"{path}?delay=10ms", b"x", shown=mine) == 401, "the revoked token is refused"
         )
+
+
+class Open:
+    """A request at a gateway that is under way."""
+
+    def __init__(self, gateway: Gateway, token: str, head: str, body: bytes) -> None:
+        self.line = socket.create_connection(("127.0.0.1", gateway.port), DEADLINE_S)
+        shown = f"{head}\r\nhost: 127.0.0.1\r\nauthorization: Bearer {token}\r\n\r\n".encode()
+        self.line.sendall(shown + body)
+        self._heard = b""
+
+    def until(self, text: bytes) -> bytes:
+        """What comes up to a text."""
+        while text not in self._heard:
+            some = self.line.recv(65_536)
+            assert some, f"the connection ended after {self._heard!r}"
+            self._heard += some
+        heard, found, self._heard = self._heard.partition(text)
+        return heard + found
+
+
+def test_what_is_under_way_at_a_gateway_ends_with_its_token(cluster: Cluster, tmp_path: Path) -> None:
+    rights = ("send:ends", "consume:ends", "consume:quiet")
+    text, other = cluster.token("ends", *rights), cluster.token("stays.on", *rights)
+    with gateway_of(cluster.address, tmp_path, "--data", str(cluster.running.data)) as gateway:
+
+        def send(shown: str, body: bytes, delay: str = "10ms") -> int:
+            path = f"/v1/subjects/ends/messages?delay={delay}"
+            return gateway.ask("POST", path, body, {"Authorization": f"Bearer {shown}"}).status
+
+        def chunk(row: bytes) -> bytes:
+            return b"%x\r\n%b\r\n" % (len(row), row)
+
+        def post(kind: str, path: str, body: bytes) -> Open:
+            return Open(gateway, text, f"POST /v1/subjects/{path} HTTP/1.1\r\n{kind}", body)
+
+        messages = "content-type: application/%s\r\ntransfer-encoding: chunked"
+        row = {"body": "kept", "delay": "1h"}
+        [events, lines, maps, *_] = under_way = [
+            Open(gateway, text, "GET /v1/subjects/ends/groups/ends/events HTTP/1.1", b""),
+            post(messages % "x-ndjson", "ends/messages", chunk(json.dumps(row).encode() + b"\n")),
+            post(messages % "msgpack", "ends/messages", chunk(msgpack.packb({**row, "body": b"kept"}))),
+            post("content-length: 17", "quiet/groups/waits/pull", b'{"wait_ms":30000}'),
+            post("content-type: text/plain\r\ncontent-length: 9", "ends/messages?delay=1h", b"part of"),
+        ]
+        try:
+            events.until(b": follows")
+            lines.until(b'"sequence"')
+            maps.until(b"sequence")
+            new = cluster.operator("token", "rotate", "ends", "--keep", "1h")
+            wait_until(lambda: send(new, b"first") == 201, "the gateway knows the new text")
+            lines.line.sendall(chunk(json.dumps(row).encode() + b"\n"))
+            lines.until(b'"sequence"')
+            events.until(b'"body":"first"')  # The text before is valid still, so all go on.
+            cluster.operator("token", "revoke", "ends", "--yes")
+            for each in under_way:
+                heard = each.until(b"was revoked")
+                assert b"bad_token" in heard and (b"401" in heard or b"\xcd\x01\x91" in heard), heard
+            assert send(other, b"second") == 201
+            path, shown = "/v1/subjects/ends/groups/ends/pull", {"Authorization": f"Bearer {other}"}
+            pulled = json.loads(gateway.ask("POST", path, {"wait_ms": 10_000}, shown).body)["messages"]
+            assert [(each["body"], each["attempt"]) for each in pulled] == [("second", 1)]
+        finally:
+            for each in under_way:
+                each.line.close()
 
 
 def test_a_gateway_without_the_secret_keeps_names_when_its_token_allows_it(
