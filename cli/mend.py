@@ -24,7 +24,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.hour import RESTORED_STEP
 from delayd.log.log import LogPlace
 from delayd.log.segment import Confirmed, FileKind
-from delayd.log.tail import Damage, LogEnd, decided_behind, end_of, find_damage, give_up, named_behind
+from delayd.log.tail import Damage, LogEnd, decided_behind, end_of, find_damage, give_up, ids_skipped, named_behind
 from delayd.machine.disk import RealDisk
 from delayd.machine.operating import Wait
 from delayd.machine.state import LmdbState, OperatorLog
@@ -259,12 +259,18 @@ class _Stopped:
         start = self.marks.get(end.offset, 0)
         return Damage(DamagedData(folder, 0, why), start, self.marks.get(end.crc32c, 0), start, 0, 0, 0)
 
-    def skip(self, damage: Damage) -> NewGroup:
-        """A record that leaves sequences unused: those that were given behind the damage are never given again (I5)."""
+    def skips(self, damage: Damage, kind: FileKind) -> list[NewGroup]:
+        """A record that leaves sequences, or ids of groups, unused: those that were given behind the damage are never
+        given again (rules I5, Q2).
+        """
+        if kind is FileKind.PULL:
+            return [ids_skipped(damage, self._number(b"epoch"), self.now_ms)]
+        if kind is not FileKind.MESSAGE:
+            return []
         sequence = max(self.marks.get("next_sequence", 1), damage.next_sequence) + RESTORED_STEP
         appended_at_ms = max(self.marks.get("appended_at_ms", 0), damage.appended_at_ms)
         batch = encode_known([SkippedSequences(RESTORED_STEP)])
-        return NewGroup(GroupKind.CONTROL, [batch], self._number(b"epoch"), appended_at_ms, sequence)
+        return [NewGroup(GroupKind.CONTROL, [batch], self._number(b"epoch"), appended_at_ms, sequence)]
 
     def note(self, what: str) -> None:
         """Keep in the state what was decided, and when."""
@@ -331,7 +337,7 @@ def _give_up(folder: str, yes: bool) -> None:
             # Its entries name messages by numbers that will be given again, so it goes first: no start may find them.
             cuts.insert(0, (pulled, pull, stopped.behind_checkpoint(pulled, pull, WITH_MESSAGES)))
         for each, of_log, cut in cuts:
-            groups = [stopped.skip(cut)] if of_log.kind is FileKind.MESSAGE else []
+            groups = stopped.skips(cut, of_log.kind)
             place = stopped.place(each, of_log)
             for path in give_up(stopped.disk, place, cut, f"{home}/quarantine", stopped.now_ms, groups):
                 click.echo(f"put aside as {path}")

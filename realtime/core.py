@@ -239,6 +239,15 @@ class Core:
             self.fail(error)
             raise
 
+    def may_be_a_copy(self) -> None:
+        """This directory was moved, restored or copied, or may have been: no group gets an id that the files may have
+        given which this directory does not have.
+        """
+        try:
+            self.groups.leave_ids_out()
+        except ServerStopped as error:
+            self.fail(error)
+
     def disconnected(self, peer: Peer) -> None:
         """Forget a connection that has ended: nothing is delivered to its waiting requests."""
         self._origins.disconnected(peer)

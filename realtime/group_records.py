@@ -8,6 +8,7 @@ ephemeral group ends when none of the connections that used it is left for a whi
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from delayd.batch.names import is_reserved
@@ -24,6 +25,7 @@ from delayd.log.control import (
     GroupOrdered,
     Known,
 )
+from delayd.log.pull import skip_group_ids
 from delayd.machine.alarms import Alarms
 from delayd.machine.operating import LogLimit
 from delayd.wire.consuming import End, Position
@@ -70,6 +72,7 @@ class GroupRecords:
         self._stored = stored
         self._log = pull_log
         self._clock = alarms.clock
+        self._left_ids_out = False
         self._room_at_ms = 0  # When a group may next be forgotten to make room for another one.
 
     def begin(self, replay: PullReplay) -> None:
@@ -139,6 +142,20 @@ class GroupRecords:
         child.parent = None
         self.left[child] = None
         self.on_left()
+
+    def leave_ids_out(self) -> None:
+        """Leave ids unused, once in a life: this directory was restored, copied or moved, or may have been, and groups
+        that it does not know may have had the next ids (rule Q2).
+        """
+        if self._left_ids_out or not self.roster.known:
+            return
+        self._left_ids_out = True
+        skipped = skip_group_ids(self._clock.now_ms())
+        self.roster.next_id += skipped.ids
+        # The disk may be full; then the next checkpoint stores the next id.
+        with suppress(RetryLater):
+            self._log.append_record(skipped)
+            self._log.when_durable(lambda: None)
 
     def bound(self, group: Group, in_flight_max: int) -> None:
         """Let the consumers of a group hold so many messages at most, from now on (rule Q10). Nobody waits for the

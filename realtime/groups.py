@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayd.batch.names import is_reserved, parse_retry_subject, retry_subject
-from delayd.errors import SlowDown
+from delayd.errors import BadArgument, SlowDown
 from delayd.log.pull import PullEntry
 from delayd.machine.alarms import NEVER_MS
 from delayd.wire.heads import U32_MAX
@@ -391,7 +391,12 @@ class Roster:
         return None
 
     def check_new(self, subject_name: str, name: str) -> None:
-        """Refuse a group that there is no room for (SlowDown), or whose progress is lost (its damage)."""
+        """Refuse a group that there is no room for (SlowDown), or no id (BadArgument), or whose progress is lost (its
+        damage).
+        """
+        if self.next_id > U32_MAX:
+            what = "this realtime server has no id left for a new group"
+            raise BadArgument(f"{what}; an operator moves the subject to another: `delayd route move {subject_name}`")
         if len(self.groups) >= GROUPS_MAX:
             raise SlowDown(f"there are {GROUPS_MAX} groups, no more can be made", retry_after_ms=RETRY_MS)
         if len(self.of(subject_name)) >= GROUPS_OF_SUBJECT_MAX:

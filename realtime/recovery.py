@@ -40,6 +40,7 @@ from delayd.log.control import (
     GroupEphemeral,
     GroupFiltered,
     GroupHeldBack,
+    GroupIdsSkipped,
     GroupMoved,
     GroupOrdered,
     GroupSetBack,
@@ -518,6 +519,8 @@ class PullReplay:
             self._create(record)
         elif isinstance(record, GroupDeleted):
             self._delete(record.group_id)
+        elif isinstance(record, GroupIdsSkipped):
+            self.next_group += record.ids
         elif isinstance(record, GroupMoved) and (group := self.groups.get(record.group_id)) is not None:
             group.move(record.next)
         elif isinstance(record, GroupSetBack) and (group := self.groups.get(record.group_id)) is not None:

@@ -104,7 +104,7 @@ class RealtimeServer:
         config, home, core = self._config, self._home, self._core
         assert home is not None and core is not None, "it was opened"
         secret, place = self._machine.secret(config), self._machine.place(config.folder)
-        membership = Membership(secret, home.state, home.state_path, place, core.fence)
+        membership = Membership(secret, home.state, home.state_path, place, core.fence, core.may_be_a_copy)
         membership.tokens.required = config.require_token
         membership.begin(fresh=core.epoch == 1)
         self._guard = membership.guard(config.role, core.log_id)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from delayd.errors import DamagedData, DelaydError, HandoffRefused, NotReady, RetryLater
 from delayd.log.log import Append, Log, LogWatch, OnFiles, Told
-from delayd.log.tail import Damage, find_damage, give_up
+from delayd.log.tail import Damage, find_damage, give_up, ids_skipped
 from delayd.machine.disk import Disk, list_named, open_named
 from delayd.machine.executor import Done, Executor, run
 from delayd.machine.identity import Site
@@ -289,7 +289,8 @@ def _give_up_pulls(site: Site, recovered: Recovered, stopped_at: int | None) -> 
         error = DamagedData(place.folder, stopped_at, "it says what no server writes")
         damage = Damage(error, marks.pull_offset, marks.pull_crc32c, stopped_at, 0, 0, 0)
     if damage is not None:
-        for path in give_up(site.disk, place, damage, f"{site.folder}/quarantine", now_ms):
+        skip = ids_skipped(damage, site.epoch, now_ms)
+        for path in give_up(site.disk, place, damage, f"{site.folder}/quarantine", now_ms, [skip]):
             log.warning("put_aside path=%s", path)
         puts, removes = OperatorLog(site.state).entry(now_ms, f"gave up pull behind {damage.good_until}")
         site.state.commit(puts, removes)

@@ -82,6 +82,12 @@ class GroupDeleted(NamedTuple):
     group_id: int
 
 
+class GroupIdsSkipped(NamedTuple):
+    """So many ids stay unused from here on: groups of which nothing is known here may have had them (rule Q2)."""
+
+    ids: int
+
+
 class GroupMoved(NamedTuple):
     """A consumer group goes on at the consume sequence ``next``; nobody holds a message of it any more."""
 
@@ -181,6 +187,7 @@ Known = (
     | OriginAccepted
     | GroupCreated
     | GroupDeleted
+    | GroupIdsSkipped
     | GroupMoved
     | GroupSetBack
     | GroupHeldBack
@@ -205,6 +212,7 @@ CLASSES: dict[RecordValue, type[Known]] = {
     "origin_accepted": OriginAccepted,
     "group": GroupCreated,
     "group_deleted": GroupDeleted,
+    "group_ids_skipped": GroupIdsSkipped,
     "group_moved": GroupMoved,
     "group_set_back": GroupSetBack,
     "group_held_back": GroupHeldBack,
@@ -226,6 +234,7 @@ FIELDS: dict[type[Known], tuple[type, ...]] = {
     OriginAccepted: (int,),
     GroupCreated: (int, str, str),
     GroupDeleted: (int,),
+    GroupIdsSkipped: (int,),
     GroupMoved: (int, int),
     GroupSetBack: (int, int, bytes),
     GroupHeldBack: (int, int),

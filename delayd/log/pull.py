@@ -18,9 +18,13 @@ import msgpack
 from delayd.batch.batch import Batch, encode_column
 from delayd.batch.columns import ROWS_MAX, BatchKind, ColumnId
 from delayd.errors import BatchMalformed
+from delayd.log.control import GroupIdsSkipped
 
 ENTRY = struct.Struct("<BxHIQQQIIq")
 COVERED_MAX = (1 << 32) - 1  # Pull sequences of one entry, a u32.
+# More groups than are made between a checkpoint, or a backup, and the loss of what came after it. An id is a u32, which
+# has room for 2,000 such losses.
+GROUP_IDS_LOST_MAX = 1 << 20
 ATTEMPT_MAX = 65_535  # The attempt of an entry is a u16; it stays at its highest value.
 
 
@@ -50,6 +54,13 @@ class PullEntry(NamedTuple):
     covered: int
     at_ms: int
     lease_ms: int = 0
+
+
+def skip_group_ids(now_ms: int) -> GroupIdsSkipped:
+    """A record that leaves ids unused. How many depends on the clock: two restores of one copy go on at different
+    ids.
+    """
+    return GroupIdsSkipped(GROUP_IDS_LOST_MAX + now_ms % GROUP_IDS_LOST_MAX)
 
 
 def encode_entries(entries: Sequence[PullEntry]) -> list[bytes]:

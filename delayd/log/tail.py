@@ -30,9 +30,11 @@ import numpy as np
 from delayd.batch.columns import BatchKind, ColumnId
 from delayd.errors import BatchMalformed, DamagedData, DamagedValue, DataError, Unreadable
 from delayd.log.checkpoint import Payload, read_checkpoint
-from delayd.log.group import CommitGroup, NewGroup
+from delayd.log.control import encode_known
+from delayd.log.group import CommitGroup, GroupKind, NewGroup
 from delayd.log.hour import SEALED, decode_hours, decode_outcomes
 from delayd.log.log import NAME_DIGITS, LogPlace, list_segments, open_log, segment_name
+from delayd.log.pull import skip_group_ids
 from delayd.log.segment import (
     COPY_SUFFIX,
     Confirmed,
@@ -329,6 +331,12 @@ def give_up(
     disk.sync_folder(place.folder)
     open_log(disk, place, now_ms, damage.start, damage.crc32c, leave_out=True).close()
     return put_aside
+
+
+def ids_skipped(damage: Damage, epoch: int, now_ms: int) -> NewGroup:
+    """A record for a pull log whose end is given up: groups that were made there keep their ids for themselves."""
+    stamps = epoch, max(damage.appended_at_ms, now_ms), 0
+    return NewGroup(GroupKind.CONTROL, [encode_known([skip_group_ids(now_ms)])], *stamps)
 
 
 def _files(disk: Disk, place: LogPlace) -> list[tuple[str, int]]:

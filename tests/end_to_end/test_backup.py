@@ -109,6 +109,8 @@ def test_a_backup_under_load_is_of_one_instant_and_starts_with_balanced_books(
             assert "target_refused" not in server.log and "restored_origin" not in server.log
         restored.send("later", subject="other")
         assert restored.consumed(1, subject="other") == ["later"]
+        (pulled,) = (elsewhere / "realtime/pull").glob("*.log")
+        assert pulled.read_bytes().count(b"group_ids_skipped") == 1, "rule Q2"
     audit = run("audit", "--data", str(elsewhere), "--grace", "0ms")
     assert audit.code == 0, audit.out + audit.err
     assert "the books balance" in audit.out

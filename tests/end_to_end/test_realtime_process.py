@@ -132,8 +132,13 @@ def test_rule_L5_a_damaged_last_group_of_which_a_message_was_pulled_is_not_cut(
             assert given_up.code == 0, given_up
             put_aside = [aside.read_bytes() for aside in (tmp_path / "realtime/quarantine").glob("message-*")]
             assert put_aside == ([] if damage == "gone" else [bad])
+            # Groups that were made behind the checkpoint keep their ids, for both decisions cut the pull log.
+            (pulled,) = (tmp_path / "realtime/pull").glob("*.log")
+            assert pulled.read_bytes().count(b"group_ids_skipped") == 1
         server.until_ready()
         assert server.terminate() == 0
+    verified = run_command("log", "verify", "--data", str(tmp_path))
+    assert verified.code == 0, verified
 
 
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from delayd.log.control import (
     Ended,
     GroupCreated,
     GroupDeleted,
+    GroupIdsSkipped,
     HelloHeard,
     Known,
     LogTime,
@@ -48,6 +49,7 @@ KNOWN: list[Known] = [
     OriginAccepted(9),
     GroupCreated(1, "orders", "billing"),
     GroupDeleted(1),
+    GroupIdsSkipped(1 << 20),
     Ended(bytes(40)),
 ]
 

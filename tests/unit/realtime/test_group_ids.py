@@ -9,8 +9,10 @@ import msgpack
 import pytest
 
 from delayd.batch.names import retry_subject
+from delayd.errors import BadArgument
 from delayd.log.tail import CHECKPOINT_KEY, COPY_PREFIX
 from delayd.wire.frame import HeadValue
+from delayd.wire.heads import U32_MAX
 from delayd.wire.requests import RequestType
 from tests.worlds.dispatch_batches import dispatch_batch
 from tests.worlds.realtime import SUBJECT, SimPeer, World, ready_world
@@ -104,3 +106,29 @@ def test_a_start_from_a_checkpoint_of_an_earlier_version_knows_the_ids_of_retry_
     world.core.checkpoint()
     forget_next_id(world)
     assert made(killed(world), "new") == 78
+
+
+def test_rule_Q2_a_restored_directory_gives_no_id_that_the_lost_one_gave() -> None:
+    world = World()
+    given = [made(world, "before")]
+    copies = [killed(world), killed(world)]
+    given += [made(world, f"lost-{number}") for number in range(5)]
+    for copy in copies:
+        world.clock.advance(60_000)
+        copy.clock.advance(world.clock.now_ms() - copy.clock.now_ms())
+        # Meta says it again with each heartbeat.
+        copy.core.may_be_a_copy()
+        copy.core.may_be_a_copy()
+        copy = killed(copy)  # The ids stay unused when nobody had one in this life.
+        given += [made(copy, f"restored-{number}") for number in range(5)]
+        assert max(given) < 1 << 23, "once in a life"
+    assert len(set(given)) == len(given) == 16
+
+
+def test_a_server_without_ids_says_who_must_act() -> None:
+    world = World()
+    world.core.groups.roster.next_id = U32_MAX
+    assert made(world, "last") == U32_MAX
+    with pytest.raises(BadArgument, match="delayd route move orders"):
+        world.pull(SimPeer(), "one-more")
+    assert world.pull(SimPeer(), "last").bodies == []

@@ -146,3 +146,14 @@ def test_rule_L5_entries_that_no_server_writes_are_damage_with_a_name() -> None:
     assert decide(world, "give-up")[0]
     assert world.pull(SimPeer(), "late", most=20).bodies == [] and not world.failures
     assert world.restarted().pull(SimPeer(), most=20).bodies == bodies[15:]
+
+
+def test_rule_Q2_groups_that_were_made_in_a_given_up_pull_log_keep_their_ids() -> None:
+    before, _, _ = filled()
+    lost = before.core.groups.roster.groups[SUBJECT, "late"].group_id
+    disk, state, _, _ = damaged(before)
+    world = World(disk, state, settings=SETTINGS)
+    assert decide(world, "give-up")[0]
+    for number in range(3):
+        world.pull(SimPeer(), f"new-{number}")
+        assert world.core.groups.roster.groups[SUBJECT, f"new-{number}"].group_id > lost
