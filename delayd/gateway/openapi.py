@@ -18,6 +18,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from delayd.gateway.callers import OPEN
 from delayd.gateway.problems import MEDIA_TYPE as PROBLEM
 from delayd.gateway.values import JSON, Problem
 
@@ -42,6 +43,7 @@ CONDITIONS = {
 
 REASONS = {
     400: "The request is wrong; nothing was done.",
+    401: "A token is asked for, and none, or no valid one, was sent.",
     403: "The request comes from a foreign page, or needs what this gateway was not given.",
     404: "It is not known.",
     409: "It is taken, or can't be changed any more.",
@@ -141,6 +143,7 @@ def _described(operation: Operation, schemas: Mapping[object, Schema]) -> dict[s
     for status in (
         *ALWAYS,
         *operation.fails,
+        *(() if operation.path in OPEN else (401,)),
         *([412] if operation.conditions else ()),
         *(WITH_BODY if operation.takes else ()),
     ):

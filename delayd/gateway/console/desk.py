@@ -124,5 +124,6 @@ def _read(encoded: bytes, names: Sequence[str], what: str) -> dict[str, str]:
         raise BadArgument(f"this {what}: {error}") from error
     found = dict(pairs)
     if len(found) < len(pairs) or not found.keys() <= set(names):
-        raise BadArgument(f"this {what} may have {', '.join(names) or 'nothing'}, each once")
+        may = f"may have {', '.join(names)}, each once" if names else "has no fields"
+        raise BadArgument(f"this {what} {may}")
     return found
