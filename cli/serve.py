@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 import click
 
-from delayd.address import META_LOCAL, PORT_MAX, Endpoint, Tls
+from delayd.address import META_LOCAL, PORT_MAX, TLS_VARIABLES, Access, Endpoint, Tls
 from delayd.config import CONFIGS, Value, load_config
 from delayd.errors import BadSetting
 
@@ -284,8 +285,7 @@ class Supervisor:
         meta = self._children[FIRST].ready
         if role == GATEWAY:
             tls = self._plan.tls
-            address = self._meta_address() + (f"?ca={tls.ca}" if tls is not None and tls.ca else "")
-            command += ["--meta", address, *self._plan.gateway_options]
+            command += ["--meta", self._meta_address(), *self._plan.gateway_options]
             if tls is not None:
                 command += ["--tls-cert", tls.cert, "--tls-key", tls.key]
         elif role != FIRST and meta is not None:
@@ -294,14 +294,14 @@ class Supervisor:
         return command
 
     def _meta_address(self) -> str:
-        """Meta's address, as clients are given it."""
-        meta = self._children[FIRST].ready
+        """Meta's address, as clients are given it, with who signs its certificate: they may have no DELAYD_TLS_CA."""
+        meta, tls = self._children[FIRST].ready, self._plan.tls
         if meta is None:
             raise AssertionError("the others start when meta serves")
-        address = str(from_here(meta.endpoint))
-        if self._plan.tls is not None:
-            address = f"delayds://{address}"
-        return address
+        if tls is not None:
+            ca = tls.ca or os.environ.get(TLS_VARIABLES["ca"], "")
+            tls = Tls(ca=os.path.abspath(ca) if ca else "")
+        return from_here(meta.endpoint)._replace(access=Access(tls)).url
 
     def _echo(self, line: str) -> None:
         self._out.write(f"{line}\n".encode())
@@ -338,7 +338,7 @@ class Supervisor:
         ]
         yield "; ".join((f"meta is at {address}, which producers and consumers are given", *others))
         yield f"the data is in {' and '.join(self._plan.folders)}"
-        option = "" if address == META_LOCAL else f" --meta {address}"
+        option = "" if address == META_LOCAL else f" --meta {shlex.quote(address)}"
         yield f"Ctrl-C here or `kill {os.getpid()}` stops all; to try it: delayd send hello world --in 5s{option}"
 
     def _on_held(self, child: Child) -> None:

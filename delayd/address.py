@@ -96,7 +96,8 @@ class Endpoint(NamedTuple):
         if secret:
             asked["secret"] = secret
         user = f"{quote(token, safe='')}@" if token else ""
-        return f"delayd{'s' * (tls is not None)}://{user}{self}{f'?{urlencode(asked)}' if asked else ''}"
+        query = urlencode(asked, safe="/")
+        return f"delayd{'s' * (tls is not None)}://{user}{self}{f'?{query}' if asked else ''}"
 
     @property
     def is_here(self) -> bool:

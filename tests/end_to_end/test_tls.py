@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
+import shlex
 import ssl
 import subprocess
 import sys
@@ -73,6 +75,9 @@ def test_commands_take_the_files_from_the_environment(servers: Up, authority: Au
     assert sent.returncode == 0, sent.stderr
     got = command("consume", "hello", "--group", "one", "--max", "1", **variables)
     assert got.returncode == 0 and "world" in got.stdout
+    (hint,) = re.findall(r"to try it: delayd (.+)", servers.errors)
+    tried = command(*shlex.split(hint), DELAYD_TLS_CA="", DELAYD_META="")
+    assert tried.returncode == 0, f"{hint}: {tried.stderr}"
     status = command("status", **variables)
     assert status.returncode == 0 and "all is well" in status.stdout
     trusted = command("clock", "--trust", "--data", str(servers.data), **variables)
