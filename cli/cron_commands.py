@@ -17,8 +17,8 @@ import click
 
 from delayd.client.asking.recurring import RecurringInfo
 from delayd.client.producer import Producer
-from delayd.errors import BadArgument, NoRecurring
-from delayd.hours import EPOCH, duration_text, instant_text
+from delayd.errors import BadArgument, NoRecurring, RecurringConflict
+from delayd.hours import EPOCH, duration_text, duration_word, instant_text
 from delayd.recurrence.cron_line import CronLine
 from delayd.recurrence.recurrence import PREVIEW_MAX, Recurrence
 from delayd.recurrence.zones import shown_at, tzdata_version
@@ -38,7 +38,7 @@ from .shared_options import (
     timeout_option,
     yes_option,
 )
-from .times import duration_word, instant
+from .times import instant
 
 MS = timedelta(milliseconds=1)
 COUNT = 5  # Occurrences that `next` shows unless told otherwise.
@@ -153,7 +153,14 @@ def add(
     # What is wrong with the line is told before any server is asked.
     Recurrence(**when)
     with _asking(meta, timeout) as producer:
-        added = producer.recurring(name, subject, one_body(body, file), if_version=0, **when, **policy, **content)
+        try:
+            added = producer.recurring(name, subject, one_body(body, file), if_version=0, **when, **policy, **content)
+        except RecurringConflict as error:
+            raise RecurringConflict(
+                f"there is a schedule {name!r} with another specification, in version {error.version}:"
+                " `delayd cron edit` changes it, or choose another name",
+                version=error.version,
+            ) from error
     _tell_changed("is kept", added, form)
 
 

@@ -77,16 +77,6 @@ def parse_duration(text: str) -> timedelta | None:
         return None
 
 
-def duration_word(length: timedelta) -> str:
-    """A length of time as an option takes it, such as ``1h30m``; it is one of whole milliseconds."""
-    left_ms = length // _MS
-    words = []
-    for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)):
-        count, left_ms = divmod(left_ms, unit_ms)
-        words += [f"{count}{unit}"] if count else []
-    return "".join(words) or "0s"
-
-
 def _hint(text: str) -> str:
     """What to write instead of a text that is no instant: the text itself, mended where it is clear what is meant."""
     if _DIGITS.fullmatch(text):

@@ -87,3 +87,13 @@ def duration_text(ms: float) -> str:
     if seconds < 86_400:
         return f"{seconds // 3_600} h {seconds % 3_600 // 60:02d} min"
     return f"{seconds // 86_400} d {seconds % 86_400 // 3_600:02d} h"
+
+
+def duration_word(length: timedelta) -> str:
+    """A length of time as an option takes it, such as ``1h30m``; it is one of whole milliseconds."""
+    left_ms = length // timedelta(milliseconds=1)
+    words = []
+    for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)):
+        count, left_ms = divmod(left_ms, unit_ms)
+        words += [f"{count}{unit}"] if count else []
+    return "".join(words) or "0s"

@@ -209,7 +209,7 @@ class CronRoutes:
         try:
             found = await self._producer().delete_recurring(name, if_version=version)
         except RecurringConflict as error:
-            raise changed_since(error.message, error.version) from error
+            raise _other(error) from error
         if not found:
             raise _none(name)
         return Response(_encode(ScheduleDeleted(name=name)), media_type=JSON)
@@ -265,8 +265,9 @@ async def _changed(change: Callable[[], Any], version: int | None) -> Response:
         raise Refusal(404, error.code, error.message) from error
     except RecurringConflict as error:
         if version is None:
-            raise Refusal(409, error.code, error.message, entity_tag(error.version)) from error
-        raise changed_since(error.message, error.version) from error
+            what = "another specification is kept under this name; send If-Match with its ETag to change that one"
+            raise Refusal(409, error.code, f"{what}, or choose another name", entity_tag(error.version)) from error
+        raise _other(error) from error
 
 
 def _version(request: Request) -> int | None:
@@ -276,6 +277,11 @@ def _version(request: Request) -> int | None:
     if not (tag.isascii() and tag.isdigit() and 1 <= len(tag) <= 9 and int(tag)):
         raise changed_since(f"no schedule has the ETag {tag[:40]!r}: it is a version", "*")
     return int(tag)
+
+
+def _other(error: RecurringConflict) -> Refusal:
+    now = f'the schedule has the ETag "{error.version}" now' if error.version else "there is no schedule of this name"
+    return changed_since(now, error.version)
 
 
 def _none(name: str) -> Refusal:

@@ -25,7 +25,7 @@ from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, Self, TypeGuard, get_args
 
 from delayd.errors import BadArgument, BadRequest, NaiveDatetime
-from delayd.hours import EPOCH, INSTANT_MS_MIN, instant_text
+from delayd.hours import EPOCH, INSTANT_MS_MIN, duration_word, instant_text
 from delayd.recurrence.cron_line import CronLine
 from delayd.recurrence.zones import DAY_MS, OFFSET_MS_MAX, Era, check_zone, era_at, first_showing
 
@@ -410,7 +410,9 @@ def _check_length(name: str, value: timedelta, least: timedelta, most: timedelta
     if not isinstance(value, timedelta):
         raise BadArgument(f"{name} must be a timedelta, not {type(value).__name__}; write timedelta(minutes=5)")
     if not least <= value <= most:
-        raise BadArgument(f"{name} of {value} must lie within {least} and {most}")
+        within = f"{duration_word(least)} and {duration_word(most)}"
+        shown = duration_word(value) if value > timedelta(0) and not value % _MS else value
+        raise BadArgument(f"{name} is {shown} and must lie within {within}")
     if value % _MS:
         raise BadArgument(f"{name} of {value} must be whole milliseconds")
 

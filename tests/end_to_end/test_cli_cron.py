@@ -68,7 +68,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_changes(running: Up) -> Non
     assert said(running, "add", "taken", "reports", "one", "--every", "1h").code == 0
     other = said(running, "add", "taken", "reports", "two", "--every", "1h")
     assert (other.code, other.out) == (2, "")
-    assert "version 1" in other.err
+    assert "version 1: `delayd cron edit` changes it, or choose another name" in other.err
     assert shown(running, "show", "taken")["body"] == "one"
 
 

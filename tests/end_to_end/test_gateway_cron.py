@@ -36,8 +36,10 @@ def test_a_schedule_is_made_once_and_changed_by_its_version(served: tuple[Gatewa
     later = {**DAILY, "cron": "30 8 * * MON-FRI", "jitter": "90s", "skip_dates": ["2027-01-01"], "tags": ["t"]}
     taken = gateway.ask("PUT", "/v1/cron/report", later, {"if-none-match": "*"})
     assert (taken.status, taken.code, taken.headers["etag"]) == (412, "precondition_failed", '"1"')
+    assert str(taken.json["detail"]).startswith('the schedule has the ETag "1" now')
     unsaid = gateway.ask("PUT", "/v1/cron/report", later)
     assert (unsaid.status, unsaid.code, unsaid.headers["etag"]) == (409, "recurring_conflict", '"1"')
+    assert "send If-Match with its ETag" in str(unsaid.json["detail"])
     changed = gateway.ask("PUT", "/v1/cron/report", later, {"if-match": '"1"'})
     assert (changed.status, changed.headers["etag"]) == (200, '"2"')
     lost = gateway.ask("PUT", "/v1/cron/report", DAILY, {"if-match": '"1"'})

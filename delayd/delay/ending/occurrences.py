@@ -250,8 +250,14 @@ def check_version(request: RecurringRequest, record: RecurringRecord | None) -> 
             raise RecurringConflict(f"there is no schedule {name!r}, so it has no version {wanted}", version=0)
     elif wanted is None and request.wish is RecurringWish.PUT:
         raise RecurringConflict(
-            f"there is a schedule {name!r} with another specification, in version {record.version}; give if_version to"
-            " change that one, or choose another name",
+            f"there is a schedule {name!r} with another specification, in version {record.version}; give that version"
+            " to change it, or choose another name",
+            version=record.version,
+        )
+    elif wanted == 0:
+        raise RecurringConflict(
+            f"there is a schedule {name!r} already, in version {record.version}, with another specification; change"
+            " that one, or choose another name",
             version=record.version,
         )
     elif wanted is not None and wanted != record.version:

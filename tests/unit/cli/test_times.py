@@ -7,8 +7,8 @@ import click
 import pytest
 from freezegun import freeze_time
 
-from cli.times import duration, duration_word, instant
-from delayd.hours import duration_text, instant_text
+from cli.times import duration, instant
+from delayd.hours import duration_text, duration_word, instant_text
 
 _NEW_YEAR_MS = int(datetime(2027, 1, 1, 8, tzinfo=UTC).timestamp()) * 1000
 
