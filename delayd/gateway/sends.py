@@ -33,7 +33,7 @@ from delayd.gateway.keeping import Keeper, keep_each
 from delayd.gateway.once import OnceRequest, OnceRequests, Queue
 from delayd.gateway.problems import Refusal, problem
 from delayd.gateway.streams import NDJSON, STREAM_FORMS, StreamForm, Told, Wished
-from delayd.gateway.values import JSON, Given, NewMessage, SendOptions, queued
+from delayd.gateway.values import INSTANT_FAULT, JSON, Given, NewMessage, SendOptions, fault_of, queued
 
 EVENTS = "text/event-stream"
 BODY_BYTES_MAX = 64 << 20  # A list of messages; longer ones are streams.
@@ -127,7 +127,9 @@ async def _send_list(keep: _Keep, once: OnceRequest | None, parts: Sequence[msgs
     pieces: list[list[NewMessage]] = []
     for piece in _pieces(parts):
         first = PIECE_ROWS * len(pieces)
-        pieces.append([decoded(_ONE, each, f"message {first + row} of this list") for row, each in enumerate(piece)])
+        pieces.append(
+            [decoded(_ONE, each, f"message {first + row + 1} of {len(parts)}") for row, each in enumerate(piece)]
+        )
         await asyncio.sleep(0)
     if once is not None:
         await once.is_list(pieces)
@@ -219,7 +221,10 @@ def _converted(found: dict[str, object], kind: type[Q]) -> Q:
     try:
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
-        raise BadArgument(f"the query of this request: {error}") from error
+        fault = fault_of(error, kind)
+        if INSTANT_FAULT in fault and any(isinstance(value, str) and " " in value for value in found.values()):
+            fault += ", and in a query + as %2B"
+        raise BadArgument(f"the query of this request: {fault}") from error
 
 
 @cache
@@ -266,7 +271,7 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, name: s
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadArgument(f"{name}: {error}") from error
+        raise BadArgument(f"{name}: {fault_of(error, decoder.type)}") from error
 
 
 def _given(receipt: Receipt) -> Response:

@@ -18,7 +18,7 @@ import msgspec
 
 from delayd.batch.names import MESSAGE_BYTES_MAX
 from delayd.errors import BadArgument, DelaydError, MessageTooLarge
-from delayd.gateway.values import Given, NewMessage, PackedMessage
+from delayd.gateway.values import Given, NewMessage, PackedMessage, fault_of
 
 NDJSON, MSGPACK = "application/x-ndjson", "application/msgpack"
 ROW_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # A body of the largest size in base64, and the rest.
@@ -36,6 +36,7 @@ class StreamForm(NamedTuple):
 
     media_type: str
     rows: Callable[[Parts], AsyncIterator[list[bytes]]]  # Rows as they come; CallerError where they can't be found.
+    kind: type[PackedMessage | NewMessage]  # Of a row that was decoded.
     decode: _Decode
     encode: Callable[[Sequence[Told]], bytes]
 
@@ -50,7 +51,7 @@ class StreamForm(NamedTuple):
         try:
             return self.decode(row)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            return BadArgument(f"a message of this stream: {error}")
+            return BadArgument(f"a message of this stream: {fault_of(error, self.kind)}")
 
 
 async def _lines(parts: Parts) -> AsyncIterator[list[bytes]]:
@@ -112,8 +113,10 @@ def _packed(told: Sequence[Told]) -> bytes:
     return b"".join([_pack(each) for each in told])
 
 
-_LINES = StreamForm(NDJSON, _lines, msgspec.json.Decoder(NewMessage).decode, msgspec.json.Encoder().encode_lines)
-_MAPS = StreamForm(MSGPACK, _maps, msgspec.msgpack.Decoder(PackedMessage).decode, _packed)
+_LINES = StreamForm(
+    NDJSON, _lines, NewMessage, msgspec.json.Decoder(NewMessage).decode, msgspec.json.Encoder().encode_lines
+)
+_MAPS = StreamForm(MSGPACK, _maps, PackedMessage, msgspec.msgpack.Decoder(PackedMessage).decode, _packed)
 STREAM_FORMS = {
     NDJSON: _LINES,
     MSGPACK: _MAPS,

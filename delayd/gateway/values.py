@@ -35,6 +35,8 @@ FLOW, TIMEOUT = "delayd-flow", "delayd-timeout"  # Headers of a message for its 
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
+_FAULT = re.compile(r"(.+) - at `\$\.(\w+)`")  # What msgspec says of a member.
+ENUM_FAULT = "Invalid enum value "
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 
 
@@ -44,7 +46,11 @@ M = TypeVar("M", "PulledMessage", "PushedMessage")
 Instant = Annotated[datetime, Meta(tz=True)]
 """With its offset from UTC."""
 
-Duration = Annotated[str, Meta(pattern="^([0-9]+([.][0-9]+)?(ms|[smhdw]))+$", max_length=100)]
+DURATION_PATTERN = "^([0-9]+([.][0-9]+)?(ms|[smhdw]))+$"
+DURATION_FAULT = "is no duration; write one such as 250ms, 30s, 30m, 1h30m, 2d or 1w"
+INSTANT_FAULT = "is no instant; write one such as 2027-01-31T09:00:00Z or 2027-01-31T10:00:00+01:00"
+
+Duration = Annotated[str, Meta(pattern=DURATION_PATTERN, max_length=100)]
 """As people write it, such as 250ms, 30s, 1h30m or 2d."""
 
 Integer = Annotated[int, Meta(ge=-INTEGER_MAX - 1, le=INTEGER_MAX)]
@@ -415,8 +421,31 @@ def queued(
 def duration(text: str) -> timedelta:
     """A length of time as people write it, such as ``30m`` or ``1h30m``."""
     if not _DURATION.fullmatch(text):
-        raise BadArgument(f"{text[:40]!r} is no duration; write one such as 250ms, 30s, 30m, 1h30m, 2d or 1w")
+        raise BadArgument(f"{text[:40]!r} {DURATION_FAULT}")
     return milliseconds("delay", sum(float(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text)))
+
+
+def fault_of(error: Exception, kind: object) -> str:
+    """What msgspec found wrong in what was to be of a type, for people, who know neither patterns nor enums."""
+    met = _FAULT.fullmatch(str(error))
+    if met is None:
+        return str(error)
+    what, name = met.groups()
+    if what == f"Expected `str` matching regex {DURATION_PATTERN!r}":
+        return f"{name} {DURATION_FAULT}"
+    if what == "Invalid RFC3339 encoded datetime":
+        return f"{name} {INSTANT_FAULT}"
+    if what.startswith(ENUM_FAULT):
+        return f"{name} is {what.removeprefix(ENUM_FAULT)}, and may be one of {', '.join(_choices(kind, name))}"
+    return str(error)
+
+
+def _choices(kind: object, name: str) -> list[str]:
+    described = msgspec.inspect.type_info(kind)
+    assert isinstance(described, msgspec.inspect.StructType), "it has a member"
+    (member,) = (each.type for each in described.fields if each.encode_name == name)
+    kinds = member.types if isinstance(member, msgspec.inspect.UnionType) else (member,)
+    return [str(value) for each in kinds if isinstance(each, msgspec.inspect.LiteralType) for value in each.values]
 
 
 def milliseconds(name: str, count: float) -> timedelta:

@@ -244,7 +244,7 @@ def test_messages_of_one_key_are_decided_in_the_order_of_their_lines(cluster: Cl
     assert {line["key"]: line["body"] for line in lines[:-1]} == wanted
 
 
-@pytest.mark.parametrize("media_type", ["application/msgpack", "application/x-msgpack"])
+@pytest.mark.parametrize("media_type", ["application/msgpack", "application/x-msgpack", "application/vnd.msgpack"])
 def test_a_stream_of_msgpack_is_answered_in_msgpack(cluster: Cluster, media_type: str) -> None:
     subject = media_type.replace("/", ".")
     rows: list[dict[str, object]] = [{"body": b"\xff%d" % number, "delay": "1h"} for number in range(1_200)]
@@ -521,6 +521,33 @@ def test_a_slash_in_a_name_is_none_of_the_path(cluster: Cluster) -> None:
     with delayd.Admin(cluster.meta) as admin:
         found = [group.group for group in admin.groups("a/messages/b")]
     assert found == ["x/groups/y"]
+
+
+def test_what_is_wrong_in_a_message_is_told_in_words(cluster: Cluster) -> None:
+    path = "/v1/subjects/words/messages"
+
+    def detail(answer: Answer) -> str:
+        assert (answer.status, answer.code) == (400, "bad_argument")
+        return str(answer.json["detail"])
+
+    def asked(query: str) -> str:
+        return detail(cluster.gateway.ask("POST", f"{path}?{query}", b"x"))
+
+    no_duration = "delay is no duration; write one such as 250ms, 30s, 30m, 1h30m, 2d or 1w"
+    assert asked("delay=5") == f"the query of this request: {no_duration}"
+    assert asked("delay=5s&on_conflict=maybe").endswith(
+        "on_conflict is 'maybe', and may be one of keep, reject, replace"
+    )
+    assert asked("deliver_at=2027-01-01T09:00:00+01:00").endswith(", and in a query + as %2B")
+    assert asked("deliver_at=tomorrow").endswith("such as 2027-01-31T09:00:00Z or 2027-01-31T10:00:00+01:00")
+    right: Json = {"body": "a", "delay": "1h"}
+    assert (
+        detail(cluster.gateway.ask("POST", path, [right, {**right, "delay": "1x"}])) == f"message 2 of 2: {no_duration}"
+    )
+    line = json.dumps({**right, "delay": "1x"}).encode()
+    (told,) = cluster.gateway.ask("POST", path, line, LINES).lines
+    assert told["detail"] == f"a message of this stream: {no_duration}"
+    assert cluster.gateway.ask("POST", f"{path}?deliver_at=2027-11-30T09:00:00%2B01:00", b"x").status == 201
 
 
 def test_a_wrong_method_is_told_the_right_ones(cluster: Cluster) -> None:
