@@ -86,6 +86,7 @@ log = logging.getLogger(__name__)
 ROUTE_PREFIX = b"route/"  # `<subject>` The log_id of its realtime server.
 LOOK_PREFIX = b"look/"  # `<subject>` The same while no message has used the route.
 MOVE_PREFIX = b"move/"  # `<subject>` [number, log_id]: a route that an operator has moved, for the delay servers.
+MOVE_NUMBER_MAX = 1 << 62  # A move's number is a u64.
 MOVES_MAX = 100  # Moves in one answer; a delay server asks again for more.
 DISK_RETRY_AFTER_MS = 1_000  # Somebody must free space first.
 STORED_RETRY_AFTER_MS = 50  # The hint while a transaction is under way.
@@ -367,6 +368,14 @@ class Meta:
     def moves_after(self, number: int) -> list[Move]:
         """The moves by operators after the move with this number, in order; at most MOVES_MAX."""
         return self._moves[bisect_right(self._moves, number, key=itemgetter(0)) :][:MOVES_MAX]
+
+    def move_seen(self, number: int) -> None:
+        """A delay server has done the move with this number. A meta that was lost may have given it, or this one, whose
+        directory was restored: the next move gets a higher number, or that server would never do it.
+        """
+        # A higher one was never given, and would leave no room for the next.
+        if number < MOVE_NUMBER_MAX:
+            self._last_move = max(self._last_move, number)
 
     def forget(self, role: str, log_id: int, with_routes: bool, on_done: OnDone) -> None:
         """Forget a server, because an operator says so: it may register anew with any epoch.

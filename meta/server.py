@@ -233,6 +233,7 @@ class MetaService:
                 connection.answer_error(frame.request_id, refused)
             else:
                 head: Head = {"lease_ms": self._config.lease_ms, "heartbeat_ms": self._config.heartbeat_ms}
+                self._core.move_seen(seen)
                 head["moves"] = moves_head(self._core.moves_after(seen))
                 if claims is not None:
                     head["slots_lost"] = slots_bytes(self._core.slots_lost(claims, server.log_id))

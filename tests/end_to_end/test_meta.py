@@ -130,6 +130,21 @@ def test_a_killed_meta_comes_back_with_servers_routes_and_a_whole_lease_for_each
     run(scenario)
 
 
+def test_a_move_is_told_to_delay_servers_that_have_seen_more_moves_than_this_meta_made(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess("meta", tmp_path, LONG) as meta:
+            async with client_of(meta) as client:
+                await client.register(realtime(7), realtime(8))
+                # The meta before this one was lost; a number that no meta gives says nothing.
+                seen = delay(1).to_head() | {"moves_seen": 41}
+                for head in (seen, delay(2).to_head() | {"moves_seen": (1 << 64) - 1}):
+                    assert (await client.ask(RequestType.REGISTER, head))["moves"] == []
+                await client.ask(RequestType.MOVE_ROUTE, {"subject": "orders", "to": 8})
+                assert (await client.ask(RequestType.REGISTER, seen))["moves"] == [[42, "orders", 8]]
+
+    run(scenario)
+
+
 def test_rule_L1_a_route_that_was_answered_is_the_same_after_any_kill(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
