@@ -4,19 +4,24 @@ Invariant: an option that `delayd up` hands on to its gateway is written once, h
 """
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from delayd.address import PORT_MAX, Tls
 from delayd.config import GATEWAY_PORT
 from delayd.errors import BadSetting
-from delayd.secret import SECRET_FILE
+from delayd.secret import SECRET_FILE, Secret
 
 from .main import Programs
 from .shared_options import Command, Decorator, bundle, meta_option, secret_data_option, secret_of, secret_option
 from .times import instant
+
+SECRET_WAIT_S = 30.0  # A gateway may start before the server that makes the secret, which takes seconds.
+SECRET_LOOK_S = 0.1
 
 
 class GatewayOption(NamedTuple):
@@ -113,9 +118,9 @@ gateway_options = bundle(
 @_ALLOW_PRIVATE.own()
 @_AUDITS.own()
 @click.option("--exit-with-stdin", is_flag=True, help="Stop also when stdin is closed; supervisors use it.")
-@click.pass_obj
+@click.pass_context
 def gateway(
-    programs: Programs,
+    context: click.Context,
     meta: str,
     host: str,
     port: int,
@@ -138,7 +143,8 @@ def gateway(
     To try it: curl -d hello 'http://127.0.0.1:7403/v1/subjects/world/messages?delay=5s'
 
     With the cluster's secret it also serves push targets (`delayd push`), and asks its callers for a token where
-    servers ask for one: -H 'Authorization: Bearer dlyd_...'.
+    servers ask for one: -H 'Authorization: Bearer dlyd_...'. Where --data or --secret-file names it and it is not there
+    yet, the gateway waits for it for up to 30 s.
 
     `delayd up` runs one, too. The command needs a web server: pip install 'delayd[gateway]'.
 
@@ -148,9 +154,9 @@ def gateway(
     """
     if (tls_cert is None) != (tls_key is None):
         raise BadSetting("a certificate and its key go together: give --tls-cert and --tls-key", setting="tls_cert")
-    # The default place need not be there: a gateway without the secret serves all but push targets.
-    has_secret = secret_file or os.path.exists(os.path.join(data, SECRET_FILE))
-    secret = secret_of(secret_file, data) if has_secret else None
+    is_told = bool(secret_file) or context.get_parameter_source("data") is ParameterSource.COMMANDLINE
+    programs = context.find_object(Programs)
+    assert programs is not None, "a gateway is started through the launcher only"
     return programs.run_gateway(
         meta,
         host,
@@ -159,11 +165,33 @@ def gateway(
         insecure=insecure,
         require_token=require_token,
         tls=None if tls_cert is None or tls_key is None else Tls("", tls_cert, tls_key),
-        secret=secret,
+        secret=_secret(secret_file, data, is_told=is_told),
         allow_private=allow_private,
         audits=audits,
         exit_with_stdin=exit_with_stdin,
     )
+
+
+def _secret(secret_file: str | None, data: str, *, is_told: bool) -> Secret | None:
+    """The cluster's secret. When the gateway was told where it is, it waits until it is there; else it does without.
+
+    Raises:
+        BadSetting: it was told a place where there is none in time, or what is there is no secret.
+    """
+    path = secret_file or os.path.join(data, SECRET_FILE)
+    if not os.path.exists(path):
+        if not is_told:
+            click.echo(
+                f"delayd: there is no {path}, so this gateway asks nobody for a token and serves no push targets; give"
+                " --secret-file, or --data, if it should",
+                err=True,
+            )
+            return None
+        click.echo(f"delayd: the gateway waits for {path}, which the first server of the directory makes", err=True)
+        until = time.monotonic() + SECRET_WAIT_S
+        while not os.path.exists(path) and time.monotonic() < until:
+            time.sleep(SECRET_LOOK_S)
+    return secret_of(secret_file, data)
 
 
 @click.command(cls=Command)

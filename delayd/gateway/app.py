@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import TypeVar
@@ -50,6 +50,7 @@ from delayd.wire.requests import RequestType
 
 UNREACHED = timedelta(seconds=5)  # So long a request waits for servers that are not there; then it is a 503.
 READY_S = 2.0  # Meta answers within it, or a probe hears that this gateway is not ready.
+CLOSE_S = 3.0  # So long what is held is given back at a stop; POSTs of push that are under way may take 2 s of it.
 WORDS_BYTES_MAX = 4 << 20  # A request that is no message may have so many; 10,000 leases are a few hundred KB.
 
 _PULL = msgspec.json.Decoder(Pull)
@@ -109,7 +110,9 @@ class Gateway:
                 yield
             finally:
                 parts = self._groups.close(), self._push.close(), self.admin.close(), self.callers.close()
-                await asyncio.gather(*parts)
+                with suppress(TimeoutError):  # Servers that have stopped, too, take nothing back; leases end then.
+                    async with asyncio.timeout(CLOSE_S):
+                        await asyncio.gather(*parts)
 
     @property
     def producer(self) -> AsyncProducer:

@@ -67,7 +67,9 @@ def run(
     """
     if require_token and secret is None:
         raise BadSetting("require_token: only with the cluster's secret a gateway knows tokens; give --secret-file")
-    check_host(host, insecure=insecure or require_token)
+    check_host(
+        host, lets_in=insecure or require_token, options="--require-token (with the cluster's secret), or --insecure"
+    )
     configure_logging()
     # Whoever proves the secret may do everything, so its callers are asked for tokens wherever servers ask for them.
     meta = ask.as_operator(meta, secret)
@@ -86,11 +88,11 @@ def audit_folder(path: str | None) -> AuditFolder | None:
     return AuditFolder(path)
 
 
-def check_host(host: str, *, insecure: bool) -> None:
-    """Raise BadSetting when others could reach this address, and nobody has said that they may."""
-    if not insecure and not _is_local(host):
-        what = f"{host} lets other machines in, and the gateway asks nobody who they are"
-        raise BadSetting(f"{what}; give an address of this machine only, or --insecure", setting="host")
+def check_host(host: str, *, lets_in: bool, options: str) -> None:
+    """Raise BadSetting when others could reach this address, and nobody has said by an option that they may."""
+    if not lets_in and not _is_local(host):
+        what = f"{host} lets other machines in, and the gateway need not ask anybody who they are"
+        raise BadSetting(f"{what}; give an address of this machine only, {options}", setting="host")
 
 
 def serve(

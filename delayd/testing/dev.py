@@ -28,7 +28,7 @@ def run(host: str, port: int, names: Sequence[str], *, insecure: bool, start_ms:
     Raises:
         BadSetting: the address can't be used, or others could reach it and nobody has said that they may.
     """
-    check_host(host, insecure=insecure)
+    check_host(host, lets_in=insecure, options="or --insecure")
     configure_logging()
     start = None if start_ms is None else utc(start_ms)
     with InMemoryBroker(start=start, tick=not stands) as broker:

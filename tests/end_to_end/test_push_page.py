@@ -2,71 +2,75 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.end_to_end.gateways import serving
 from tests.end_to_end.up_process import up
+from tests.receivers import receiver
 from tests.waiting import DEADLINE_S, wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "push.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
-PORT = "9000"
+HOOK_PORT, META_PORTS = "9000", 3
 
 
 def test_the_receiver_of_the_page_gets_what_its_commands_send(tmp_path: Path) -> None:
-    ((first, gateway, *commands),) = [block.splitlines() for _, block in BLOCKS if "hook.py" in block]
-    assert first == "delayd up --data ./data --no-gateway &"
-    port = _free_port()
-    (receiver,) = [block for language, block in BLOCKS if language == "python"]
-    (tmp_path / "hook.py").write_text(receiver.replace(PORT, port))
-    got = tmp_path / "got"
-    with up(tmp_path, "--port", "0") as running:
-        words = shlex.split(gateway.removesuffix("&"))[1:]
-        with serving(tmp_path, *_here(words, tmp_path), "--meta", running.meta), got.open("w") as out:
-            key, hook = "", None
-            try:
-                for command in commands:
-                    words = shlex.split(command.removesuffix("&").replace(PORT, port).replace("whsec_…", key))
-                    if words[0] == "python":
-                        hook = subprocess.Popen([sys.executable, *words[1:]], cwd=tmp_path, stdout=out)
-                        wait_until(lambda: _listens(port), "the receiver listens")
-                        continue
-                    done = subprocess.run(
-                        [sys.executable, "-m", "delayd", *_here(words[1:], tmp_path), "--meta", running.meta],
-                        capture_output=True,
-                        text=True,
-                        timeout=DEADLINE_S,
-                        check=False,
-                    )
-                    assert done.returncode == 0, done.stdout + done.stderr
-                    key = key or re.findall(r"whsec_\S+", done.stdout)[0]
-                wait_until(
-                    lambda: "b'{\"order\": 42}'" in got.read_text(), lambda: f"the message came: {got.read_text()}"
-                )
-                assert got.read_text().startswith("msg_test_")
-            finally:
-                if hook is not None:
-                    hook.kill()
-                    hook.wait()
-
-
-def _here(words: list[str], folder: Path) -> list[str]:
-    return [str(folder / "data") if word == "./data" else word for word in words]
-
-
-def _free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
-
-
-def _listens(port: str) -> bool:
+    (block,) = [block for _, block in BLOCKS if "hook.py" in block]
+    (program,) = [block for language, block in BLOCKS if language == "python"]
+    port, hook_port = _free_ports(META_PORTS), _free_ports(1)
+    (tmp_path / "hook.py").write_text(program.replace(HOOK_PORT, str(hook_port)))
+    for command, words in (("delayd", "-m delayd "), ("python", "")):
+        (tmp_path / command).write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
+        (tmp_path / command).chmod(0o755)
+    # Nothing but the ports, which others may have taken, is not as the page has it.
+    typed = block.replace("--no-gateway", f"--no-gateway --port {port}").replace(HOOK_PORT, str(hook_port))
+    typed = typed.replace("--allow-private &", "--allow-private --port 0 &")
+    place = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DELAYD_META": f"127.0.0.1:{port}"}
+    with (tmp_path / "said").open("wb") as said:
+        shell = subprocess.Popen(
+            ["bash", "-c", f"trap : TERM\n{typed}\nwait\nwait"],  # The signal ends the first one alone.
+            cwd=tmp_path,
+            env=os.environ | place,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    heard = tmp_path / "said"
     try:
-        socket.create_connection(("127.0.0.1", int(port)), 1.0).close()
-    except OSError:
-        return False
-    return True
+        wait_until(lambda: "b'{\"order\": 42}'" in heard.read_text(), lambda: f"the message came: {heard.read_text()}")
+        assert "msg_test_" in heard.read_text()
+    finally:
+        os.killpg(shell.pid, signal.SIGTERM)
+        shell.wait(DEADLINE_S)
+
+
+def test_the_gateway_of_up_serves_a_target_that_is_made_as_soon_as_up_is_ready(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        web = stack.enter_context(receiver())
+        running = stack.enter_context(up(tmp_path, "--port", "0", "--gateway", "--gateway-allow-private")).until_ready()
+        for words in (
+            ("push", "create", "first", web.url, "--data", str(running.data)),
+            ("send", "first", "x", "--in", "1s"),
+        ):
+            command = [sys.executable, "-m", "delayd", *words, "--meta", running.meta]
+            subprocess.run(command, check=True, capture_output=True)
+        assert [post.body for post in web.wait(1)] == [b"x"]
+
+
+def _free_ports(count: int) -> int:
+    """The first of so many neighbouring ports that are free."""
+    while True:
+        with ExitStack() as held:
+            first: int = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            try:
+                for further in range(1, count):
+                    held.enter_context(socket.create_server(("127.0.0.1", first + further)))
+            except OSError:
+                continue
+            return first

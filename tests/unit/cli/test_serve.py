@@ -1,13 +1,17 @@
 """Commands that run one server: every setting is an option, and the command line wins over the file."""
 
+import threading
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from cli import gateway_command
 from cli.serve import from_here, server_command
 from delayd.address import Endpoint
 from delayd.config import CONFIGS, MetaConfig
+from delayd.secret import SECRET_FILE, open_secret
+from tests.waiting import DEADLINE_S
 
 from .runner import Ran, run
 
@@ -57,3 +61,17 @@ def test_a_server_that_listens_everywhere_is_reached_on_this_machine() -> None:
     hosts = ("0.0.0.0", "::", "::1", "meta.internal")
     reached = [str(from_here(Endpoint(host, 7400))) for host in hosts]
     assert reached == ["127.0.0.1:7400", "[::1]:7400", "[::1]:7400", "meta.internal:7400"]
+
+
+def test_a_gateway_waits_for_the_secret_that_it_was_told_and_does_not_start_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_command, "SECRET_WAIT_S", 0.2)
+    for words in (("--data", str(tmp_path)), ("--secret-file", str(tmp_path / SECRET_FILE))):
+        refused = run("gateway", *words)
+        assert refused.code == 2 and f"waits for {tmp_path / SECRET_FILE}" in refused.err
+        assert f"{tmp_path / SECRET_FILE} is missing" in refused.err
+    monkeypatch.setattr(gateway_command, "SECRET_WAIT_S", DEADLINE_S)
+    threading.Timer(0.2, open_secret, (str(tmp_path), "")).start()
+    with pytest.raises(AssertionError, match="serves HTTP"):
+        run("gateway", "--data", str(tmp_path))
