@@ -266,8 +266,7 @@ def within_horizon(at_ms: int, horizon: Horizon) -> int:
     """Return the instant; BadInstant or PastHorizon when no server would take it."""
     if at_ms < INSTANT_MS_MIN:
         raise BadInstant(
-            f"deliver_at_ms {at_ms} is before 2001-09-09 (seconds, not milliseconds?); for at once say"
-            " delay=timedelta(0)"
+            f"deliver_at_ms {at_ms} is before 2001-09-09 (seconds, not milliseconds?); for at once give a delay of 0"
         )
     # The server judges by its own clock; this check only saves the round trip.
     now_ms = horizon.wall_ms()

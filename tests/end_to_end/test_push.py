@@ -611,6 +611,7 @@ def test_tls_is_for_the_name_of_the_url_and_an_unknown_certificate_is_refused(
             refused = gateway.ask("POST", f"/v1/push/{name}/test").json
             assert (refused["status"], refused["taken"]) == (0, False)
             assert "certificate" in str(refused["what"]).lower()
+        assert "certificate" in cluster.run("test", "misnamed", "--allow-private", code=2).lower()
         assert len(web.posts) == 1
 
 
