@@ -378,6 +378,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.reading.tables",
         "spark.audit",
         "spark.pipelines.anomalies",
+        "spark.pipelines.consumers",
         "spark.pipelines.run",
         "spark.session",
         "spark.sink",

@@ -28,12 +28,16 @@ def consumers(groups: DataFrame, messages: DataFrame) -> DataFrame:
         groups: the table ``consumption``, which covers pull logs as far as they are kept.
         messages: the table ``lifecycle``, whose rows of retry subjects are those that groups have sent back.
     """
-    sent_back = _sent_back(messages)
-    counts = (*COUNTS, *(name for name in sent_back.columns if name not in GROUP))
+    rows, retry = _by_id(groups), _is_of_retries()
+    names = f.broadcast(_names(rows.where(~retry)))
+    own = rows.where(~retry).withColumnRenamed("consumers", "group")
+    of_retries = rows.where(retry).drop("subject", "consumers").join(names, GROUP, "left")
+    sent_back = _sent_back(messages).join(f.broadcast(rows.select(*GROUP).distinct()), GROUP).join(names, GROUP, "left")
+    counts = (*COUNTS, *(name for name in sent_back.columns if name not in (*GROUP, "subject", "group")))
     acknowledged, total_ms = f.sum("acknowledged"), f.sum("ack_ms_total")
     return (
-        _with_retries(groups)
-        .join(f.broadcast(sent_back), GROUP, "left")
+        own.unionByName(of_retries)
+        .unionByName(sent_back, allowMissingColumns=True)
         .groupBy("subject", "group")
         .agg(
             *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in counts),
@@ -44,19 +48,27 @@ def consumers(groups: DataFrame, messages: DataFrame) -> DataFrame:
     )
 
 
-def _with_retries(groups: DataFrame) -> DataFrame:
-    """One row for each group. Messages that come again come by a group on the retry subject, whose work counts here."""
-    retry = f.col("subject").startswith(RETRY_PREFIX)
+def _by_id(groups: DataFrame) -> DataFrame:
+    """The same rows, each with the group that it belongs to: messages that come again come by a group on the retry
+    subject, whose work counts for that one.
+    """
+    retry = _is_of_retries()
     server, number = _group_of_subject()
-    own = groups.withColumns(
+    return groups.withColumns(
         {
             "server": f.when(retry, server).otherwise(f.col("log_id")),
             "number": f.when(retry, number).otherwise(f.col("group_id")),
         }
-    )
-    names = own.where(~retry).select(*GROUP, "subject", f.col("consumers").alias("group")).distinct()
-    sums = (f.sum(name).alias(name) for name in (*COUNTS, "ack_ms_total"))
-    return own.groupBy(*GROUP).agg(*sums, f.max("ack_ms_max").alias("ack_ms_max")).join(names, GROUP, "left")
+    ).select(*GROUP, "subject", "consumers", *COUNTS, *TIMES)
+
+
+def _names(own: DataFrame) -> DataFrame:
+    """Subject and name of each group. Earlier versions gave ids again: an id of two groups is left out, because nobody
+    knows whose messages came again under it.
+    """
+    names = own.select(*GROUP, "subject", f.col("consumers").alias("group")).distinct()
+    alone = names.groupBy(*GROUP).agg(f.count(f.lit(1)).alias("groups")).where("groups = 1").select(*GROUP)
+    return names.join(alone, GROUP)
 
 
 def _sent_back(messages: DataFrame) -> DataFrame:
@@ -71,6 +83,10 @@ def _sent_back(messages: DataFrame) -> DataFrame:
     rows = messages.where(f.col("subject").startswith(RETRY_PREFIX))
     chosen = (f.count_if(condition).alias(name) for name, condition in counts.items())
     return rows.groupBy(server.alias("server"), number.alias("number")).agg(*chosen)
+
+
+def _is_of_retries() -> Column:
+    return f.coalesce(f.col("subject").startswith(RETRY_PREFIX), f.lit(False))
 
 
 def _group_of_subject() -> tuple[Column, Column]:

@@ -21,6 +21,7 @@ from cli.spark_commands import COLUMNS
 from delayd import Consumer, Producer
 from delayd.reading.books import audit_directory
 from spark.pipelines.anomalies import anomalies
+from spark.pipelines.consumers import READS, consumers
 from spark.pipelines.run import JOBS, make
 from spark.pipelines.run import run as run_job
 from spark.session import audit
@@ -205,6 +206,26 @@ def test_consumers_says_what_a_group_gave_back_and_how_long_it_took(
     assert 0 <= row["ack_ms_mean"] <= row["ack_ms_max"] < 600_000
     again = command(fleet, "consumers", out=str(tmp_path / "out"))
     assert again.code == 2 and "out is there already: name a new folder" in again.err
+
+
+def test_consumers_keeps_two_groups_apart_to_which_an_earlier_version_gave_one_id(session: SparkSession) -> None:
+    log_id, figures = f"{7:016x}", (0, 0, 0, 0, 0, 0, 0, 0, 0)
+    again = f"%retry/{log_id}/"
+    groups = [
+        (log_id, "00000002", "alpha", "ga", 5, *figures),
+        (log_id, "00000002", "beta", "gb", 3, *figures),
+        (log_id, "00000004", "gamma", "gc", 20, *figures),
+        (log_id, "00000005", again + "4", "gc", 1, *figures),
+        (log_id, "00000006", again + "2", "gb", 2, *figures),
+        (log_id, "00000009", None, None, 7, *figures),
+    ]
+    rows = [(f"{again}{number}", "PENDING", None, ["%dead"]) for number in (2, 4, 4, 8)]
+    frames = [
+        session.createDataFrame(of_view, READS[view].columns)
+        for view, of_view in (("consumption", groups), ("lifecycle", rows))
+    ]
+    found = [tuple(row[name] for name in ("subject", "pulled", "dead_waiting")) for row in consumers(*frames).collect()]
+    assert found == [(None, 9, 1), ("alpha", 5, 0), ("beta", 3, 0), ("gamma", 21, 2)]
 
 
 def test_each_night_is_archived_audited_and_written_as_a_partition_and_once_more_changes_nothing(
