@@ -250,9 +250,12 @@ class MetaService:
         if listens_everywhere(host):
             raise BadRequest(f"host is {host}, where nobody could reach this server", field="host")
         claims = read_slot_claims(frame.head) if server.role == "delay" and "slots" in frame.head else None
+        self._hear_used(frame)
+        self._core.register(server, on_stored, claims)
+
+    def _hear_used(self, frame: Frame) -> None:
         used = need_map(frame.head, "used") if "used" in frame.head else {}
         self._core.tokens_used({name: need_instant(used, name) for name in used})
-        self._core.register(server, on_stored, claims)
 
     def _routes(self, connection: Connection, frame: Frame) -> None:
         def on_routes(answer: Routes | RetryLater) -> None:
@@ -298,6 +301,7 @@ class MetaService:
             self._core.move_slots(slots, versions, need_u64(head, "to"), on_done, lost=lost)
 
     def _tokens(self, connection: Connection, frame: Frame) -> None:
+        self._hear_used(frame)
         page = self._core.tokens(need_str(frame.head, "after"))
         listed: list[HeadValue] = [record.to_head() for record in page.tokens]
         own: Head = {"revision": page.revision, "tokens": listed, "more": page.more}

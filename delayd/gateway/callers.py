@@ -282,7 +282,7 @@ class Callers:
             try:
                 async with ask.meta(self._meta) as connection:
                     while True:
-                        page, required = await token_page(connection)
+                        page, required = await token_page(connection, self._book.used())
                         self._book.required = required or self._required
                         if page.revision != self._book.revision:
                             self._book.take(page)

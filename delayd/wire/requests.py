@@ -246,7 +246,12 @@ class RequestType(IntEnum):
     DELETE_PUSH_TARGET = 72, Terms((META,), "name:str", DECIDED, trusted=True)
     TOKENS = (
         73,
-        Terms((META,), "after:str", f"{OF_META} revision:u64 tokens:[token] more:bool required:bool", trusted=True),
+        Terms(
+            (META,),
+            "after:str used?:{int}",
+            f"{OF_META} revision:u64 tokens:[token] more:bool required:bool",
+            trusted=True,
+        ),
     )
     SET_TOKEN = 74, Terms((META,), f"{declared(TokenRecord)} is_new:bool", DECIDED, trusted=True)
     REVOKE_TOKEN = 75, Terms((META,), "name:str", DECIDED, trusted=True)

@@ -255,6 +255,10 @@ def test_what_is_under_way_at_a_gateway_ends_with_its_token(cluster: Cluster, tm
             path = f"/v1/subjects/ends/messages?delay={delay}"
             return gateway.ask("POST", path, body, {"Authorization": f"Bearer {shown}"}).status
 
+        def is_used(name: str) -> bool:
+            listed = json.loads(cluster.operator("token", "list", "--format", "json"))
+            return any(each["name"] == name and each["used_ms"] for each in listed)
+
         def chunk(row: bytes) -> bytes:
             return b"%x\r\n%b\r\n" % (len(row), row)
 
@@ -285,6 +289,7 @@ def test_what_is_under_way_at_a_gateway_ends_with_its_token(cluster: Cluster, tm
                 assert b"bad_token" in heard and (b"401" in heard or b"\xcd\x01\x91" in heard), heard
             assert send(other, b"second") == 201
             path, shown = "/v1/subjects/ends/groups/ends/pull", {"Authorization": f"Bearer {other}"}
+            wait_until(lambda: is_used("stays.on"), "a use at the gateway counts", every_s=1.0)
             pulled = json.loads(gateway.ask("POST", path, {"wait_ms": 10_000}, shown).body)["messages"]
             assert [(each["body"], each["attempt"]) for each in pulled] == [("second", 1)]
         finally:

@@ -6,10 +6,12 @@ Invariant: the text of a token is made here and goes to whoever asked for it; me
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 
 from delayd.client.asking import ask
 from delayd.errors import BadArgument
 from delayd.net.connection import Connection
+from delayd.wire.frame import Head
 from delayd.wire.heads import need_bool
 from delayd.wire.requests import RequestType
 from delayd.wire.tokens import (
@@ -28,12 +30,15 @@ async def list_tokens(connection: Connection) -> list[TokenRecord]:
     return (await token_page(connection))[0].tokens
 
 
-async def token_page(connection: Connection) -> tuple[TokenPage, bool]:
-    """All tokens with their revision, and whether servers ask for one also while there is none."""
+async def token_page(connection: Connection, used: Mapping[str, int] | None = None) -> tuple[TokenPage, bool]:
+    """All tokens with their revision, and whether servers ask for one also while there is none. ``used`` tells which
+    tokens the asker has seen since it asked last, and when.
+    """
     records: list[TokenRecord] = []
     while True:
         after = records[-1].name if records else ""
-        answer = await ask.ask(connection, RequestType.TOKENS, {"after": after})
+        told: Head = {"used": {**used}} if used and not records else {}
+        answer = await ask.ask(connection, RequestType.TOKENS, {"after": after, **told})
         page = read_page(answer)
         records += page.tokens
         if not page.more or not page.tokens:
