@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -238,7 +239,9 @@ class Open:
 
     def until(self, text: bytes) -> bytes:
         """What comes up to a text."""
+        deadline = time.monotonic() + DEADLINE_S
         while text not in self._heard:
+            assert time.monotonic() < deadline, f"only {self._heard!r} came"
             some = self.line.recv(65_536)
             assert some, f"the connection ended after {self._heard!r}"
             self._heard += some
