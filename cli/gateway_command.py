@@ -6,6 +6,7 @@ Invariant: an option that `delayd up` hands on to its gateway is written once, h
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import click
@@ -165,7 +166,7 @@ def gateway(
         insecure=insecure,
         require_token=require_token,
         tls=None if tls_cert is None or tls_key is None else Tls("", tls_cert, tls_key),
-        secret=_secret(secret_file, data, is_told=is_told),
+        find_secret=partial(_secret, secret_file, data, is_told=is_told),
         allow_private=allow_private,
         audits=audits,
         exit_with_stdin=exit_with_stdin,

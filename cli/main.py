@@ -105,7 +105,7 @@ class RunGateway(Protocol):
         insecure: bool,
         require_token: bool = False,
         tls: "Tls | None" = None,
-        secret: "Secret | None" = None,
+        find_secret: "Callable[[], Secret | None]" = lambda: None,
         allow_private: bool = False,
         audits: str | None = None,
         exit_with_stdin: bool = False,

@@ -263,6 +263,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.delay.rows",
         "delayd.delay.subjects",
         "delayd.delay.timers.wheel",
+        "delayd.gateway.connection",
         "delayd.gateway.once",
         "delayd.gateway.problems",
         "delayd.gateway.sends",

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -52,24 +52,26 @@ def run(
     insecure: bool,
     require_token: bool = False,
     tls: Tls | None = None,
-    secret: Secret | None = None,
+    find_secret: Callable[[], Secret | None] = lambda: None,
     allow_private: bool = False,
     audits: str | None = None,
     exit_with_stdin: bool = False,
 ) -> int:
     """Serve until a signal comes, or stdin closes if that is asked for; returns the exit code.
 
-    Push targets are served when the cluster's secret is given. The console shows the audits of the folder ``audits``.
+    ``find_secret`` finds the cluster's secret, for which it may wait; without one no push targets are served. The
+    console shows the audits of the folder ``audits``.
 
     Raises:
         BadSetting: the address can't be used, or others could reach it and nobody has said that they may; or
             ``audits`` is no folder.
     """
-    if require_token and secret is None:
-        raise BadSetting("require_token: only with the cluster's secret a gateway knows tokens; give --secret-file")
     check_host(
         host, lets_in=insecure or require_token, options="--require-token (with the cluster's secret), or --insecure"
     )
+    secret = find_secret()
+    if require_token and secret is None:
+        raise BadSetting("require_token: only with the cluster's secret a gateway knows tokens; give --secret-file")
     configure_logging()
     # Whoever proves the secret may do everything, so its callers are asked for tokens wherever servers ask for them.
     meta = ask.as_operator(meta, secret)

@@ -399,7 +399,7 @@ def test_static_files_have_their_digest_in_their_names_and_nothing_comes_from_el
 
 
 def test_without_the_secret_groups_are_shown_and_not_changed(site: Site) -> None:
-    with gateway_of(site.meta, site.data, "--data", str(site.data / "nowhere")) as gateway:
+    with gateway_of(site.meta, site.data) as gateway:
         own = site._replace(gateway=gateway)
         own.show("/")
         assert "was given no folder of audits" in words(own.show("/audits"))

@@ -23,6 +23,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
 from random import Random
@@ -30,6 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.requests import Request
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from delayd.batch.columns import ProducerPart
 from delayd.client.asking.messages import AskedOne, MessageInfo, info_of
@@ -38,6 +41,7 @@ from delayd.client.instants import HomeClock, ServerClock, set_clock
 from delayd.client.sending.outbox import Recorded, RecordedSend
 from delayd.client.sending.receipts import Accepted
 from delayd.errors import DelaydError, LogId, OutcomeUnknown, SendHandle, SlowDown, error_by_code
+from delayd.gateway.connection import HttpConnection, Listener
 from delayd.gateway.once import TOKEN, OnceRequests
 from delayd.gateway.problems import Refusal, problem
 from delayd.gateway.sends import send
@@ -229,18 +233,16 @@ class Gateway:
             body = b"\n".join(json.dumps(each).encode() for each in lines)
         scope = {"type": "http", "method": "POST", "path": "/", "headers": headers, "query_string": query}
         scope[TOKEN] = name[0]
-        incoming = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def receive() -> Any:
-            return next(incoming)
-
+        receive = Caller(body).receive
         sent: list[bytes] = []
 
         async def out(message: Any) -> None:
             sent.append(message.get("body", b""))
 
         try:
-            response = await send(None, self.once, wish.subject, Request(scope, receive), receive)  # type: ignore[arg-type]
+            request = Request(scope, receive)
+            listener_of = partial(Listener, request, set())
+            response = await send(None, self.once, wish.subject, request, listener_of)  # type: ignore[arg-type]
             await response(scope, receive, out)
         except (DelaydError, Refusal) as error:
             return [problem(error)]
@@ -257,6 +259,20 @@ class Gateway:
             parcel.given_up = True
         for task in self.tasks:
             task.cancel()
+
+
+class Caller(RequestResponseCycle):
+    """Who sends one body and reads all that is answered, as a gateway's connection has it, without a socket."""
+
+    def __init__(self, body: bytes) -> None:
+        self._incoming = {"type": "http.request", "body": body, "more_body": False}
+        self.flow = FlowControl(asyncio.Transport())
+        self.disconnected = False
+        self.on_response = HttpConnection.__new__(HttpConnection).on_response_complete
+
+    async def receive(self) -> Any:
+        """Its body in one piece."""
+        return self._incoming
 
 
 class Life:

@@ -56,11 +56,12 @@ def _no_gateway(
     insecure: bool,
     require_token: bool = False,
     tls: Tls | None = None,
-    secret: Secret | None = None,
+    find_secret: Callable[[], Secret | None] = lambda: None,
     allow_private: bool = False,
     audits: str | None = None,
     exit_with_stdin: bool = False,
 ) -> int:
+    find_secret()
     raise AssertionError("no test of this folder serves HTTP")
 
 
