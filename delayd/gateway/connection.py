@@ -29,7 +29,7 @@ IDLE_S = 75.0  # Proxies keep connections for a minute, and should not find them
 HEAD_S = 10.0
 SILENT_S = 60.0  # A stream whose sender has no more for now ends, and is begun anew.
 HEAD_BYTES_MAX = 64 << 10  # Also of what is between two pieces of a body, and of trailers.
-BESIDE_BYTES = 4  # Of a header, besides its name and its value.
+BESIDE_BYTES = 4  # A header has so many besides its name and its value.
 LOOK_S = 1.0
 UNREAD_S = 5.0  # So long the end of a stream waits for a caller whose token has ended and who reads nothing.
 

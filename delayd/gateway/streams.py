@@ -36,7 +36,7 @@ class StreamForm(NamedTuple):
 
     media_type: str
     rows: Callable[[Parts], AsyncIterator[list[bytes]]]  # Rows as they come; CallerError where they can't be found.
-    kind: type[PackedMessage | NewMessage]  # Of a row that was decoded.
+    kind: type[PackedMessage | NewMessage]  # A row is decoded to this.
     decode: _Decode
     encode: Callable[[Sequence[Told]], bytes]
 

@@ -262,7 +262,7 @@ class Gateway:
 
 
 class Caller(RequestResponseCycle):
-    """Who sends one body and reads all that is answered, as a gateway's connection has it, without a socket."""
+    """A caller that sends one body and reads the whole answer, as a gateway's connection has it, without a socket."""
 
     def __init__(self, body: bytes) -> None:
         self._incoming = {"type": "http.request", "body": body, "more_body": False}

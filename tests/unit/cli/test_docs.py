@@ -35,7 +35,7 @@ def commands_on(text: str) -> list[str]:
 
 
 def wrong_commands(text: str) -> list[str]:
-    """Those that the program does not know, or not with their options."""
+    """The commands of a page that the program does not know, or not with these options."""
     return [line for line in commands_on(text) if not _is_known(line)]
 
 
