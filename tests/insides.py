@@ -479,6 +479,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "delayd.delay.ledger.wanted",
         "delayd.delay.recovery",
         "delayd.delay.rows",
+        "delayd.delay.timers.loading",
         "delayd.log.hour",
         "delayd.wire.frame",
         "delayd.wire.requests",

@@ -29,6 +29,7 @@ from tests.unit.realtime.planted_offers import PLANTED as IN_OFFERS
 from tests.worlds.bugs import PLANTED as IN_LIVES
 from tests.worlds.bugs import PLANTED_IN_ANSWERS as IN_ANSWERS
 from tests.worlds.bugs import PLANTED_IN_CANCELS as IN_CANCELS
+from tests.worlds.bugs import PLANTED_IN_CLOCKS as IN_CLOCKS
 from tests.worlds.patches import Patch
 
 ROOT = Path(__file__).parents[1]
@@ -273,7 +274,7 @@ def planted() -> list[Planted]:
 
 _REGISTRIES = (
     ("simulation", IN_SIMULATION),
-    ("property", IN_LIVES | IN_CANCELS | IN_ANSWERS),
+    ("property", IN_LIVES | IN_CANCELS | IN_CLOCKS | IN_ANSWERS),
     ("groups", IN_WALKS),
     ("crash", IN_CRASH),
     ("crash", IN_OFFERS),

@@ -312,7 +312,8 @@ class DelayCore:
             # due before (P5).
             filing_ms = max(self._clock.stamp_ms(), self.logs.intake.appended_at_ms)
             passed = hour_of_ms(min(self.logs.intake.appended_at_ms, self.logs.intake.filed_from_ms))
-            self.upkeep.loading.step(filing_ms, passed, self.memory.ledger.ending_hours)
+            reach = hour_of_ms(self.upkeep.checkpointer.reach_ms)
+            self.upkeep.loading.step(filing_ms, reach, passed, self.memory.ledger.ending_hours)
 
     def _forget_ended(self) -> None:
         """Forget which rows have ended, of hours of which nothing is delivered any more."""

@@ -20,6 +20,7 @@ from delayd.delay.intake import Decided, OpenGroup
 from delayd.delay.ledger.ledger import Ledger, RowPlaces
 from delayd.delay.ledger.wanted import Wanted
 from delayd.delay.rows import Rows
+from delayd.delay.timers.loading import Loading
 from delayd.log.hour import NO_ENDED, EndedRows, NewPart
 from delayd.outcome import Outcome
 from tests.worlds import port_bugs
@@ -111,6 +112,12 @@ PLANTED: Bugs = {
     "H6: rows are taken back though the window names them": [Patch(Link, "_arrived", _ignore_this_epoch)],
     "H5: a checkpoint passes a note and does not keep it": [port_bugs.forgotten(b"target/")],
     "I1: a checkpoint passes batches and forgets their numbers": [port_bugs.forgotten(b"producer/")],
+}
+# These show only in lives in which an operator believes a clock that is wrong.
+PLANTED_IN_CLOCKS: Bugs = {
+    "T4: hours that the log was stamped in are not loaded once it is set back": [
+        Patch(Loading, "step", changed(Loading.step, ", reach) + 1", ", 0) + 1"))
+    ],
 }
 # These show only in lives in which somebody cancels messages, or sends with keys.
 PLANTED_IN_CANCELS: Bugs = {

@@ -15,6 +15,7 @@ from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.asked import AnswerRows
+from delayd.wire.requests import RequestType
 from tests.worlds.delay import TARGET_IDS, Wanted, World, new_world
 from tests.worlds.delay_adapter import DelayCore
 from tests.worlds.key_books import KEEP, REJECT, REPLACE, KeyBooks
@@ -48,6 +49,8 @@ class Chaos:
             "segment_bytes": self._random.choice((4_096, 65_536)),
             "load_ahead_ms": self._random.choice((500, 4_000)),
             "tail_bytes": self._random.choice((0, 65_536)),
+            # A send that nobody answered is repeated only in the end, and steps of the clock may make that late.
+            "producer_keep_ms": 30 * DAY_MS,
         }
         self._cancels = self._random.choice(CANCELS)
         self._keys = KeyBooks()
@@ -87,6 +90,8 @@ class Chaos:
             (25, self._advance),
             (25, self._calm),
             (4, self._step_wall),
+            (2, self._trust_clock),
+            (3, self._believe_wrong_clock),
             (6, self._checkpoint),
             (5, self._cut),
             (4, self._crash_target),
@@ -179,6 +184,20 @@ class Chaos:
 
     def _step_wall(self) -> None:
         self.world.clock.step_wall(self._random.choice((-3_000, -400, 400, 3_000, 60_000, *STEPS_MS)))
+
+    def _trust_clock(self) -> None:
+        """An operator says that the clock is right, whatever it shows."""
+        self.world.begin(RequestType.TRUST_CLOCK)
+
+    def _believe_wrong_clock(self) -> None:
+        """An operator believes a clock that is ahead, and says so again when it is right; messages come meanwhile."""
+        ahead_ms = self._random.choice((HOUR_MS, DAY_MS))
+        for step_ms in (ahead_ms, -ahead_ms):
+            self.world.clock.step_wall(step_ms)
+            self._trust_clock()
+            self._send()
+            if self._random.random() < 0.7:
+                self.world.pass_ms(self._random.choice((0, 0, 300, 1_200)))
 
     def _checkpoint(self) -> None:
         self.world.server.checkpoint(_nothing)

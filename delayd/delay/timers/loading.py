@@ -2,7 +2,8 @@
 
 A load reads the rows that the checkpoint counts, without those that have an outcome. After a long silence many hours
 have passed that are not loaded. They are loaded in runs, many hours at a time, because most have few rows or none; no
-new row is filed in such an hour.
+new row is filed in such an hour. If an operator sets the log back meanwhile, new rows may be: then the run is left, and
+its hours are loaded one by one.
 
 Invariant: one replay offset divides the rows of an hour that is attached: below it they come from the schedule log, as
 far as the last checkpoint counted it, above it from the pending rows. A load may run while a checkpoint writes. If that
@@ -317,6 +318,7 @@ class Loading:
         self._checkpointer = checkpointer
         self._attached = attached
         self._short: Shortage | None = None
+        self._reopened = False  # Whether the log was set back since the load began that is under way.
 
     @property
     def next_hour(self) -> int | None:
@@ -344,6 +346,7 @@ class Loading:
     def reopen(self) -> None:
         """The log was set back: hours up to the last loaded one, which were empty and left the wheel, may get rows."""
         self._hours.loaded = range(self._hours.loaded.stop, self._hours.loaded.stop)
+        self._reopened = self.running
 
     def drop_empty(self, before: int) -> None:
         """Drop the hours before this one that are empty."""
@@ -351,15 +354,17 @@ class Loading:
             if hour < before and not self._wheel.len_of(hour):
                 self._wheel.drop_hour(hour)
 
-    def step(self, filing_ms: int, passed: int, put_off: Callable[[], Collection[int]]) -> None:
+    def step(self, filing_ms: int, reach: int, passed: int, put_off: Callable[[], Collection[int]]) -> None:
         """Begin to load the next hours when they are due. New rows are filed in the hour of ``filing_ms`` or later, and
         in no hour before ``passed``.
 
-        ``put_off`` names hours that are loaded later: rows of them are being claimed.
+        ``reach`` is the last hour that the log was ever stamped in: its rows may be due long before it, if the log was
+        set back since. ``put_off`` names hours that are loaded later: rows of them are being claimed.
         """
         if self.running:
             return
-        first, stop = self._hours.loaded_until + 1, hour_of_ms(filing_ms + self._load_ahead_ms) + 1
+        first = self._hours.loaded_until + 1
+        stop = max(hour_of_ms(filing_ms + self._load_ahead_ms), reach) + 1
         self._hours.loading = range(first, min(stop, first + 1))
         if first >= stop:
             return
@@ -397,9 +402,12 @@ class Loading:
             # The file is not damaged; the process was short of something. The next tick tries again.
             if str(self._short) != str(error):
                 log.warning("load_put_off reason=%r", str(error))
-            self._short, self.running = error, False
+            self._short, self.running, self._reopened = error, False, False
             return
         self._short, self._hours.loading = None, run.hours
+        if self._reopened and len(run.hours) > 1:
+            self._leave()
+            return
         if self._checkpointer.replay.offset != replay_offset:
             self._read(run.hours)
             return
@@ -429,6 +437,9 @@ class Loading:
     def _attach_run(self, replay_offset: int, run: LoadedRun, done: Done[Rows]) -> None:
         """Put the rows of hours that have passed into the wheel; no other row of them has come meanwhile."""
         rows = done.result()
+        if self._reopened:
+            self._leave()
+            return
         if self._checkpointer.replay.offset != replay_offset:
             self._read(run.hours)
             return
@@ -438,7 +449,10 @@ class Loading:
         self._end(last, run.loaded)
 
     def _end(self, until: int, loaded: Sequence[LoadedHour]) -> None:
-        self.running = False
         self._load_until(until)
+        self._leave(loaded)
+
+    def _leave(self, loaded: Sequence[LoadedHour] = ()) -> None:
+        self.running = self._reopened = False
         self._hours.loading = range(0)
         self._attached(loaded)

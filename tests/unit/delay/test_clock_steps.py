@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from delayd.errors import ClockInDoubt, DiskReserve, NotReady, PastHorizon
@@ -77,13 +79,16 @@ def close_hours(world: World) -> None:
 
 @pytest.mark.parametrize("restart", ["", "before", "after", "after a checkpoint"])
 @pytest.mark.parametrize("sealed", [False, True])
-def test_rule_T4_an_operators_word_sets_a_log_back_that_was_stamped_ahead(sealed: bool, restart: str) -> None:
+@pytest.mark.parametrize("ahead_for_ms", [0, 3_000])  # 0: the hour of what was stamped ahead is not loaded yet.
+def test_rule_T4_an_operators_word_sets_a_log_back_that_was_stamped_ahead(
+    ahead_for_ms: int, sealed: bool, restart: str
+) -> None:
     world = begun()
     send(world, "far", 3 * HOUR_MS)
     world.clock.step_wall(60 * DAY_MS)
     world.clock.trust()
     send(world, "ahead", 0, 2 * HOUR_MS)
-    world.pass_ms(3_000)
+    world.pass_ms(ahead_for_ms)
     if sealed:
         close_hours(world)
     world.clock.step_wall(-60 * DAY_MS)  # The clock is right again.
@@ -112,6 +117,27 @@ def test_rule_T4_an_operators_word_sets_a_log_back_that_was_stamped_ahead(sealed
     world.check_books()
     world.check_sealing()
     assert verify_directory(DATA, disk=world.disk).sound, "log verify"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rule_T4_a_log_is_set_back_while_hours_that_had_passed_are_loaded(seed: int) -> None:
+    world, draw = begun(), Random(seed)
+    world.clock.step_wall(DAY_MS)
+    world.clock.trust()
+    send(world, "ahead", 0)
+    world.clock.advance(1_000)
+    world.server.wake()  # The hours of a day begin to load.
+    world.clock.step_wall(-DAY_MS)
+    world.begin(RequestType.TRUST_CLOCK)
+    now_ms = world.clock.now_ms() - START_MS
+    for hour in (1, 2, 7, 23):
+        while (moves := world.moves()) and draw.random() < 0.8:
+            draw.choice(moves)()
+        world.send(wanted(1, now_ms + hour * HOUR_MS, f"in hour {hour}"))
+    while moves := world.moves():
+        draw.choice(moves)()
+    world.drain()
+    world.check_books()
 
 
 def test_rule_L8_an_operators_word_about_a_clock_is_answered_on_a_full_disk_and_can_be_said_again() -> None:
