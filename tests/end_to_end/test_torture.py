@@ -77,6 +77,16 @@ def test_only_what_was_sent_before_a_clock_was_set_back_may_be_early_by_that_muc
     assert "early by 1 ms" in ledger.violations[0]
 
 
+def test_after_a_clock_was_ahead_only_what_earlier_lives_took_may_stay_in_flight(ledger: Ledger) -> None:
+    ledger.clock_is_ahead(3_600_000)
+    ledger.clock_is_right(DUE_MS - 10_000)
+    of_earlier_life, _ = ledger.send("orders", DUE_MS, 10)
+    ledger.delay_server_started()
+    of_this_life, _ = ledger.send("orders", DUE_MS, 10)
+    later, _ = ledger.send("orders", DUE_MS + 3_600_000, 10)
+    assert list(map(ledger.may_stay_in_flight, (of_earlier_life, of_this_life, later))) == [True, False, False]
+
+
 def test_an_early_message_is_noticed(ledger: Ledger) -> None:
     deliver(ledger, now_ms=DUE_MS - 1)
     assert "early by 1 ms" in ledger.violations[0]

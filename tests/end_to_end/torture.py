@@ -170,11 +170,13 @@ class Torture:
 
     async def _round(self) -> str:
         """Do one of the terrible things; says which."""
-        kind = next(self._next_kind)
+        kind, life = next(self._next_kind), self._cluster.servers["delay"].pid
         if kind in KINDS:
             told = await self._cluster.round(kind, self._draw)
         else:
             told = await self._faults.round(kind, self._cluster, self._draw)
+        if self._cluster.servers["delay"].pid != life:
+            self._ledger.delay_server_started()
         if kind == "disk":
             self._retry_s = DISK_RETRY_S
         self._cluster.check(EXCUSED.get(kind, ()))

@@ -85,6 +85,7 @@ class Ledger:
     def __post_init__(self) -> None:
         self.copies: dict[Group, dict[int, Copy]] = {group: {} for group in self.groups}
         self._ahead_ms, self._ahead_before, self._ahead_until_ms = 0, 0, 0
+        self._of_earlier_lives = 0  # Messages that were sent before the delay server was started last.
         self._stepped_at = -STEP_FELT_S
         self.awaited: dict[Group, set[int]] = {group: set() for group in self.groups}
 
@@ -101,11 +102,17 @@ class Ledger:
         self._ahead_before = len(self.sent)
         self._ahead_until_ms = now_ms + self._ahead_ms
 
+    def delay_server_started(self) -> None:
+        """The delay server has begun a life."""
+        self._of_earlier_lives = len(self.sent)
+
     def may_stay_in_flight(self, number: int) -> bool:
         """Whether a message may have left by a clock that was ahead: a delay server that was started since can't tell
-        before it is due by the right one.
+        before it is due by the right one. It knows the latest time that earlier lives have read, but not when they did,
+        so it can't tell either of what they were sent after the clock was right again.
         """
-        return number < self._ahead_before and min(self.sent[number].instants) <= self._ahead_until_ms
+        doubtful = number < max(self._ahead_before, self._of_earlier_lives)
+        return doubtful and min(self.sent[number].instants) <= self._ahead_until_ms
 
     def clock_of(self, number: int, now_ms: int) -> int:
         """The latest time that a server's clock may have shown to a message until now."""
