@@ -162,19 +162,19 @@ class DelayCore:
         A clock that was wrong may have stamped the log further ahead. Then the log's time goes back to the clock, or to
         the end of the last sealed hour if that is later, so that hours close in time again (rule T4).
         """
-        if self.logs.intake.filed_from_ms - self._clock.now_ms() <= JUMP_MS:
+        if self.logs.intake.stamped_ms - self._clock.now_ms() <= JUMP_MS:
             done(None)
             return
 
         def found(hour: int | None) -> None:
-            from_ms = self.logs.intake.filed_from_ms
+            from_ms = self.logs.intake.stamped_ms
             to_ms = from_ms if hour is None else max(self._clock.now_ms(), hour_start_ms(hour + 1))
             if to_ms >= from_ms:
                 log.warning("log_time_kept appended_at_ms=%d sealed_until=%s", from_ms, hour)
                 done(None)
                 return
             log.warning("operator action=set_log_time_back from_ms=%d to_ms=%d", from_ms, to_ms)
-            self.logs.intake.set_back(to_ms, partial(set_back, from_ms), has_no_space)
+            self.logs.intake.set_back(to_ms, set_back, has_no_space)
 
         def set_back(from_ms: int) -> None:
             self.upkeep.checkpointer.reach(from_ms)

@@ -6,6 +6,7 @@ A group that finds no space on the disk is refused (rule L8); what waits behind 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -143,6 +144,13 @@ class Control(NamedTuple):
     on_full: Callable[[DiskFull], None] | None = None
 
 
+class _SetBack(NamedTuple):
+    """An operator's decision that is not durable yet: the log is stamped by the clock again, at ``to_ms`` or later."""
+
+    to_ms: int
+    control: Control
+
+
 class _Commit(NamedTuple):
     """The commit that is under way."""
 
@@ -260,7 +268,7 @@ class Intake(Committer[_Commit, Written]):
         self._jumps: list[Control] = []  # They wait for that.
         # After an operator set the log's time back: the next group may be stamped with this instant, though the log is
         # ahead.
-        self._set_back_ms: int | None = None
+        self._set_back: _SetBack | None = None
         # Until when no group is closed: moved rows, and rows with keys, are indexed before anybody decides about them,
         # and a turn of the loop decides so many requests only.
         self._holding = False
@@ -354,23 +362,31 @@ class Intake(Committer[_Commit, Written]):
     @property
     def filed_from_ms(self) -> int:
         """No row is filed any more in an hour that ended before this instant (rule P5)."""
-        return self.appended_at_ms if self._set_back_ms is None else self._set_back_ms
+        return self.appended_at_ms if self._set_back is None else self._set_back.to_ms
 
-    def set_back(self, to_ms: int, on_durable: Callable[[], None], on_full: Callable[[DiskFull], None]) -> None:
+    @property
+    def stamped_ms(self) -> int:
+        """How far the log has been stamped, with the group that is under way."""
+        under_way = self._under_way
+        return max(self.appended_at_ms, 0 if under_way is None else under_way.group.appended_at_ms)
+
+    def set_back(self, to_ms: int, on_durable: Callable[[int], None], on_full: Callable[[DiskFull], None]) -> None:
         """Stamp by the clock again, at ``to_ms`` or later, though the log is ahead of that: an operator's decision
-        (rule T4). On a full disk nothing is done, and ``on_full`` is called.
+        (rule T4). ``on_durable`` is called with the time from which it was set back. On a full disk nothing is done,
+        and ``on_full`` is called.
 
         A control record says so, in the first group with the earlier stamp. No hour that ends after ``to_ms`` may be
         sealed.
         """
 
         def undone(error: DiskFull) -> None:
-            self._set_back_ms = None
+            self._set_back = None
             on_full(error)
 
-        record = LogTime(self.appended_at_ms, to_ms)
-        self._controls.insert(0, Control(encode_known([record]), on_durable, undone))
-        self._set_back_ms = to_ms
+        from_ms = self.stamped_ms
+        control = Control(encode_known([LogTime(from_ms, to_ms)]), partial(on_durable, from_ms), undone)
+        self._controls.insert(0, control)
+        self._set_back = _SetBack(to_ms, control)
         self.commit()
 
     def jump(self, on_durable: Callable[[], None], on_full: Callable[[DiskFull], None] | None = None) -> None:
@@ -557,7 +573,7 @@ class Intake(Committer[_Commit, Written]):
             next_sequence += batch.count
             taken += 1
         self._queue = self._queue[taken:]
-        from_ms = self.appended_at_ms if self._set_back_ms is None else self._set_back_ms
+        from_ms = self.appended_at_ms if self._set_back is None else self._set_back.to_ms
         return OpenGroup(max(self._clock.stamp_ms(), from_ms), stored, next_sequence)
 
     def _no_space(self, group: _Commit, error: DiskFull) -> None:
@@ -586,8 +602,8 @@ class Intake(Committer[_Commit, Written]):
     def _note(self, group: _Commit, written: Written) -> None:
         appended_at_ms = group.group.appended_at_ms
         self.durable = Mark(written.end, written.crc32c)
-        if appended_at_ms < self.appended_at_ms:
-            self._set_back_ms = None
+        if self._set_back is not None and self._set_back.control in group.controls:
+            self._set_back = None
         self.appended_at_ms, self.durable_sequence = appended_at_ms, group.end
         if group.skip:
             self.skipped += ((group.begin, group.skip),)

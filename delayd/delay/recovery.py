@@ -343,7 +343,7 @@ class Replay:
                 case SkippedSequences(count):
                     self.skipped.append((header.base_sequence - count, count))
                 case LogTime(from_ms):
-                    self.reach_ms = max(self.reach_ms, from_ms)
+                    self.reach_ms = max(self.reach_ms, from_ms, self.appended_at_ms)
                     self.appended_at_ms = header.appended_at_ms
                 case Ended(rows):
                     ended.append(decode_ended(rows))

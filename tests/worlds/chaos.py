@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from delayd.errors import BatchMalformed, CallerError, DelaydError, DiskFull, DiskReserve, RetryLater
+from delayd.machine.clock import BELIEVED_AFTER_MS
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
@@ -277,6 +278,8 @@ class Chaos:
         self.world.check_books()
         self._keys.check(self.world.outside, dict.fromkeys(self._asked, 0))
         if self._random.random() < 0.3:
+            if not self.world.clock.confirmed:
+                self.world.pass_ms(BELIEVED_AFTER_MS)  # Nothing is sealed before.
             self.world.check_sealing()
 
 
