@@ -284,9 +284,10 @@ class DelayCore:
     # Ticks and checkpoints.
 
     def _note_reserve(self) -> None:
-        lag = self.logs.intake.durable.offset - self.upkeep.checkpointer.replay.offset
-        behind = lag > self.config.replay_lag_bytes_max
-        self.logs.intake.note_reserve(behind=behind, subjects_full=self.memory.hours.subjects.is_full)
+        intake = self.logs.intake
+        lag_bytes = intake.durable.offset - self.upkeep.checkpointer.replay.offset
+        intake.reserve.take_lag(lag_bytes, self.config.replay_lag_bytes_max)
+        intake.subjects_full = self.memory.hours.subjects.is_full
 
     def _read_space(self) -> None:
         """Read how much space is free (rule L8)."""

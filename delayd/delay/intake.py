@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 DAY_MS = 86_400_000
 # Two batches with the most rows possible: one turn of the loop indexes a whole group, which then takes some 15 ms.
 GROUP_ROWS_MAX = 131_072
+NEAR_PART = 8  # An eighth of the log that checkpoints may be behind is for near messages alone.
 # The room that a group keeps for decisions and moved batches, when something waits to be decided.
 DECIDED_BYTES_MAX = 24 << 20
 DECIDED_BATCHES_MAX = 256
@@ -194,6 +195,15 @@ class Reserve:
     closed: bool = False
     full_hours: set[int] = field(default_factory=set)
     behind: bool = False  # Checkpoints are further behind the log than a restart may replay.
+    behind_from_ms: int | None = None  # They are nearly so: messages due at or after this wait for the next one.
+    _later_ms: int | None = None  # When the first hour begins that is not loaded, as of the last reading of the disk.
+
+    def take_lag(self, lag_bytes: int, lag_bytes_max: int) -> None:
+        """Take how many bytes of log no checkpoint covers. A flood of far messages ends before the limit, so that near
+        ones, which would be late, still have room while a checkpoint is written.
+        """
+        self.behind = lag_bytes > lag_bytes_max
+        self.behind_from_ms = self._later_ms if lag_bytes > lag_bytes_max - lag_bytes_max // NEAR_PART else None
 
     def note_full(self, hours: set[int]) -> None:
         """Take the hours that hold as many messages as they may."""
@@ -201,7 +211,7 @@ class Reserve:
 
     def take(self, free_bytes: int, config: DelayConfig, far_from_ms: int) -> None:
         """Take a reading of free space; a message counts as far when it is due at ``far_from_ms`` or later."""
-        self.free_bytes = free_bytes
+        self.free_bytes, self._later_ms = free_bytes, far_from_ms
         before = (self.closed, self.far_from_ms is not None)
         self.closed = free_bytes < config.free_bytes_all
         self.far_from_ms = far_from_ms if free_bytes < config.free_bytes_far else None
@@ -428,10 +438,6 @@ class Intake(Committer[_Commit, Written]):
         for each in waiting:
             each.on_durable()
 
-    def note_reserve(self, *, behind: bool, subjects_full: bool) -> None:
-        """Take what durable groups and checkpoints have made of replay lag and of the subjects in memory."""
-        self.reserve.behind, self.subjects_full = behind, subjects_full
-
     def close(self) -> None:
         """Refuse all batches from now on; batches that were taken are still committed."""
         self._closed = True
@@ -502,6 +508,12 @@ class Intake(Committer[_Commit, Written]):
         if far is not None and latest >= far:
             raise DiskReserve(
                 "this server's disk nears its reserve and takes near messages only; free space there",
+                rows=rows_detail(np.flatnonzero(instants >= far)),
+            )
+        far = self.reserve.behind_from_ms
+        if far is not None and latest >= far:
+            raise SlowDown(
+                "this server is behind with its disk and takes near messages only; send again later",
                 rows=rows_detail(np.flatnonzero(instants >= far)),
             )
         if self.reserve.full_hours:

@@ -199,7 +199,11 @@ class Standing:
         reserve = self._intake.reserve
         if reserve.behind:
             yield Wait("all sends", "checkpoints are further behind the message log than a restart may replay")
-        elif self._intake.is_full:
+        elif reserve.behind_from_ms is not None:
+            later = hour_name(hour_of_ms(reserve.behind_from_ms))
+            why = "checkpoints are nearly as far behind the message log as a restart may replay"
+            yield Wait(f"sends of messages due in hour {later} or later", why)
+        if not reserve.behind and self._intake.is_full:
             yield Wait("all sends", "more waits for the message log's fsync than intake_queue_bytes_max")
         if self._intake.subjects_full:
             yield Wait("sends to subjects that are new here", "as many subjects are remembered as memory allows")

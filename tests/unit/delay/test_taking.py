@@ -187,6 +187,33 @@ def test_rule_L8_far_messages_are_refused_before_near_ones_and_a_full_hour_with_
     assert all(error.retry_after_ms > 0 for error in (DiskReserve("x"), SlowDown("x"), Stopping("x")))
 
 
+def test_near_messages_are_taken_while_far_ones_wait_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(checkpoint_bytes=40_000, replay_lag_bytes_max=40_000)
+    monkeypatch.setattr(world, "executors", lambda: (world.threads.commit, world.threads.outcomes))  # No checkpoints.
+
+    def refused() -> str:
+        return " ".join([wait.what for wait in world.core.standing.refuses()])
+
+    def refused_after(first: int, after_ms: int) -> int:
+        number = first
+        while told(world, sent(number, after_ms, rows=20)) is None:
+            number += 1
+        return number
+
+    number = refused_after(1, 7_200_000)
+    assert "hour 2027011509 or later" in refused()
+    mixed = [*wanted(1, 1_000, "near"), *wanted(1, 7_200_000, "far")]
+    (result,) = results_of(world, encode_wanted(mixed, ProducerPart(11, 1, 0)))
+    assert (result["error"], result["rows"]) == ("slow_down", [1]), "a near message need not wait for a far one"
+    last = refused_after(number + 1, 1_000)
+    assert last > number + 2, "an eighth of the lag is for near messages"
+    assert refused() == "all sends"
+    monkeypatch.undo()
+    world.pass_ms(1_000)
+    assert told(world, sent(last + 1, 7_200_000)) is None
+    assert refused() == ""
+
+
 def test_rule_B1_new_subjects_are_refused_with_their_rows_while_there_is_no_room_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
