@@ -76,7 +76,7 @@ _TEXTS = {
     # From log to log.
     "checkpoint_every_ms": "time between checkpoints; a restart replays the log since the last one",
     "checkpoint_bytes": "most bytes of log between two checkpoints; a restart replays 1 GB in about a second",
-    "replay_lag_bytes_max": "producers must wait while more bytes of log have no checkpoint; far messages at 7/8 of it",
+    "replay_lag_bytes_max": "while more bytes of log have no checkpoint, far messages must wait; an eighth later all",
     "load_ahead_ms": "how long before its beginning an hour is loaded",
     "tail_bytes": "bytes of the newest part of the log that are kept in memory, so that no disk is read for them",
     "source_cache_bytes": "memory for batches that are read for dispatch",

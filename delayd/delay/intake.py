@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 DAY_MS = 86_400_000
 # Two batches with the most rows possible: one turn of the loop indexes a whole group, which then takes some 15 ms.
 GROUP_ROWS_MAX = 131_072
-NEAR_PART = 8  # An eighth of the log that checkpoints may be behind is for near messages alone.
+NEAR_PART = 8  # Checkpoints may be an eighth further behind the log for near messages.
 # The room that a group keeps for decisions and moved batches, when something waits to be decided.
 DECIDED_BYTES_MAX = 24 << 20
 DECIDED_BATCHES_MAX = 256
@@ -194,16 +194,16 @@ class Reserve:
     far_from_ms: int | None = None  # Messages due at or after this are refused; None: space is enough.
     closed: bool = False
     full_hours: set[int] = field(default_factory=set)
-    behind: bool = False  # Checkpoints are further behind the log than a restart may replay.
-    behind_from_ms: int | None = None  # They are nearly so: messages due at or after this wait for the next one.
+    behind_from_ms: int | None = None  # Messages due at or after this wait for a checkpoint; None: none waits.
+    behind: bool = False  # All messages wait for it.
     _later_ms: int | None = None  # When the first hour begins that is not loaded, as of the last reading of the disk.
 
     def take_lag(self, lag_bytes: int, lag_bytes_max: int) -> None:
-        """Take how many bytes of log no checkpoint covers. A flood of far messages ends before the limit, so that near
-        ones, which would be late, still have room while a checkpoint is written.
+        """Take how many bytes of log no checkpoint covers. A flood of far messages ends at the limit; near ones, which
+        would be late, are taken on while the checkpoint is written.
         """
-        self.behind = lag_bytes > lag_bytes_max
-        self.behind_from_ms = self._later_ms if lag_bytes > lag_bytes_max - lag_bytes_max // NEAR_PART else None
+        self.behind_from_ms = self._later_ms if lag_bytes > lag_bytes_max else None
+        self.behind = lag_bytes > lag_bytes_max + lag_bytes_max // NEAR_PART
 
     def note_full(self, hours: set[int]) -> None:
         """Take the hours that hold as many messages as they may."""

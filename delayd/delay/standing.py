@@ -197,12 +197,10 @@ class Standing:
     def refuses(self) -> Iterator[Wait]:
         """List what this server refuses for now; each of these states ends by itself."""
         reserve = self._intake.reserve
-        if reserve.behind:
-            yield Wait("all sends", "checkpoints are further behind the message log than a restart may replay")
-        elif reserve.behind_from_ms is not None:
-            later = hour_name(hour_of_ms(reserve.behind_from_ms))
-            why = "checkpoints are nearly as far behind the message log as a restart may replay"
-            yield Wait(f"sends of messages due in hour {later} or later", why)
+        if reserve.behind or reserve.behind_from_ms is not None:
+            later = "" if reserve.behind_from_ms is None else hour_name(hour_of_ms(reserve.behind_from_ms))
+            what = "all sends" if reserve.behind else f"sends of messages due in hour {later} or later"
+            yield Wait(what, "checkpoints are further behind the message log than a restart may replay")
         if not reserve.behind and self._intake.is_full:
             yield Wait("all sends", "more waits for the message log's fsync than intake_queue_bytes_max")
         if self._intake.subjects_full:

@@ -206,7 +206,7 @@ def test_near_messages_are_taken_while_far_ones_wait_for_a_checkpoint(monkeypatc
     (result,) = results_of(world, encode_wanted(mixed, ProducerPart(11, 1, 0)))
     assert (result["error"], result["rows"]) == ("slow_down", [1]), "a near message need not wait for a far one"
     last = refused_after(number + 1, 1_000)
-    assert last > number + 2, "an eighth of the lag is for near messages"
+    assert last > number + 2, "an eighth more for near messages"
     assert refused() == "all sends"
     monkeypatch.undo()
     world.pass_ms(1_000)
