@@ -23,6 +23,7 @@ DPI = 100
 COLOURS = {DELAYD: "#1f6feb", REDIS_PY: "#d1242f", REDIS: "#8b949e"}
 NAMES = {DELAYD: "delayd", REDIS_PY: "Redis, its own client", REDIS: "Redis"}
 STYLES = ("-", "--", ":")
+APART = ("fair-", "work", "streams-")  # Not about one producer or consumer at full speed: the table has their rates.
 
 
 def draw_all(results: Mapping[str, Result], folder: Path) -> list[Path]:
@@ -59,7 +60,11 @@ def _lateness(results: Mapping[str, Result], axes: Axes) -> bool:
 
 
 def _throughput(results: Mapping[str, Result], axes: Axes) -> bool:
-    cases = [result for result in results.values() if result.median(DELAYD, "messages_s") is not None]
+    cases = [
+        result
+        for result in results.values()
+        if result.median(DELAYD, "messages_s") is not None and not result.case.startswith(APART)
+    ]
     sides = [side for side in (DELAYD, REDIS_PY, REDIS) if any(side in result.sides for result in cases)]
     height = 0.8 / max(1, len(sides))
     for place, side in enumerate(sides):

@@ -49,7 +49,7 @@ def _rows(result: Result) -> list[list[str]]:
 
 
 def _renders(case: str) -> list[tuple[str, Render]]:
-    if case.startswith(("steady-", "subjects-")):
+    if case.startswith(("steady-", "subjects-", "again-")):
         return [("", lambda figures: _lateness("late_ms", figures))]
     if case == "near":
         return [
@@ -68,6 +68,8 @@ def _renders(case: str) -> list[tuple[str, Render]]:
         ]
     if case.startswith("restart-"):
         return [("", lambda figures: f"{_spread(figures['first_dispatch_s'])} s")]
+    if case.startswith("years"):
+        return [("", lambda figures: f"{_spread(figures['seconds'])} s")]
     if case.startswith("fair-"):
         return [("", _fair)]
     if case == "crowded":
@@ -88,7 +90,8 @@ def _cell(result: Result, side: str, render: Render) -> str:
 def _lateness(name: str, figures: Mapping[str, Spread]) -> str:
     if f"{name}_p99" not in figures:
         return NOTHING
-    values = [figures[f"{name}_{each}"] for each in ("p50", "p99", "p99_9", "max")]
+    names = [f"{name}_{each}" for each in ("p50", "p99", "p99_9", "max")]
+    values = [figures[name] for name in names if name in figures]
     medians = " / ".join(number(value["median"]) for value in values)
     wrong = [f"{name} {figures[name]['max']:.0f}" for name in ("early", "lost") if figures[name]["max"]]
     return f"{medians} ms{_range(values[1], 'p99 ')}; {', '.join(wrong) or 'early 0'}"

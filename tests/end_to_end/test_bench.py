@@ -50,6 +50,19 @@ def test_cases_run_against_both_and_the_report_tells_them(tmp_path: Path) -> Non
     assert "| schedule, batches of 500 |" in (tmp_path / "README.md").read_text()
 
 
+def test_the_report_tells_cases_whose_figures_are_no_rates(tmp_path: Path) -> None:
+    lines = bench("again-lease", "years")
+    from bench.report import BEGIN, END, report
+
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "performance.md").write_text(f"{BEGIN}\n{END}\n")
+    report(read_results(map(json.dumps, lines)), tmp_path)
+    told = (tmp_path / "docs" / "performance.md").read_text()
+    assert re.search(r"\| how late messages come again[^|]*\| [0-9.]+ / [0-9.]+ / [0-9.]+ ms", told)
+    assert re.search(r"\| two years in memory[^|]*\| [0-9.]+ s ", told)
+
+
 def test_without_redis_delayd_is_measured_and_the_line_says_what_to_install(tmp_path: Path) -> None:
     lines = bench("batches", "work", path=str(tmp_path))
     for case in ("batches", "work"):
