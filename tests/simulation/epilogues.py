@@ -22,7 +22,9 @@ from tests.worlds.delay_adapter import list_dispatch_logs, read_outcomes
 
 ALARM_MS = 40_000  # The delay server asks a target that refused again within this time.
 HOURS_AHEAD = 3  # An hour that is not loaded for long, so that its rows are in its file alone.
-ROUNDS_MAX = 8  # So many rounds of sends, until a realtime server has heard what became of the first ones.
+# So many rounds of sends, of 1.2 s each, until a realtime server has heard what became of the first ones: one that was
+# refused hears nothing before.
+ROUNDS_MAX = ALARM_MS // 1_200 + 1
 CONFIRMED_WITHIN_MS = 60_000  # A clock that nobody sets is believed after half a minute.
 
 

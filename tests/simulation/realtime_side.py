@@ -169,6 +169,8 @@ class RealtimeSide:
         if life is None:
             return False
         ends: list[bool] = []
+        if life.retaining:
+            self.log()  # A removal that was asked for may be done now: what goes is known before.
         life.server.stop(lambda: ends.append(True))
         for _ in range(STOP_STEPS):
             if ends or not any(thread.step() for thread in life.threads):
