@@ -506,16 +506,12 @@ class Intake(Committer[_Commit, Written]):
             raise _at_rows(BadInstant, "due before 2001-09-09 (seconds, not milliseconds?)", at_fault)
         far = self.reserve.far_from_ms
         if far is not None and latest >= far:
-            raise DiskReserve(
-                "this server's disk nears its reserve and takes near messages only; free space there",
-                rows=rows_detail(np.flatnonzero(instants >= far)),
-            )
+            what = "this server's disk nears its reserve and takes near messages only; free space there"
+            raise _too_far(DiskReserve, what, instants, far)
         far = self.reserve.behind_from_ms
         if far is not None and latest >= far:
-            raise SlowDown(
-                "this server is behind with its disk and takes near messages only; send again later",
-                rows=rows_detail(np.flatnonzero(instants >= far)),
-            )
+            what = "this server is behind with its disk and takes near messages only; try again later"
+            raise _too_far(SlowDown, what, instants, far)
         if self.reserve.full_hours:
             # The hour is computed from the instant that the group will be stamped with: after the clock was set back,
             # that is later than now (rule P5).
@@ -657,6 +653,14 @@ class Intake(Committer[_Commit, Written]):
 
 def _nothing() -> None:
     """Another turn of the loop goes on after it."""
+
+
+def _too_far(kind: type[DelaydError], what: str, instants: Int64s, far_from_ms: int) -> DelaydError:
+    """The error names the far rows, so that near ones need not wait for them; none when all are far. An error names so
+    many rows only: a large batch would be sent in pieces, each of which is refused again.
+    """
+    rows = np.flatnonzero(instants >= far_from_ms)
+    return kind(what) if len(rows) == len(instants) else kind(what, rows=rows_detail(rows))
 
 
 def _at_rows(kind: type[DelaydError], what: str, at_fault: NDArray[np.bool_]) -> DelaydError:

@@ -202,6 +202,8 @@ def test_near_messages_are_taken_while_far_ones_wait_for_a_checkpoint(monkeypatc
 
     number = refused_after(1, 7_200_000)
     assert "hour 2027011509 or later" in refused()
+    (result,) = results_of(world, sent(number, 7_200_000, rows=5_000))
+    assert (result["error"], result["rows"]) == ("slow_down", []), "a batch of far ones stays in one piece"
     mixed = [*wanted(1, 1_000, "near"), *wanted(1, 7_200_000, "far")]
     (result,) = results_of(world, encode_wanted(mixed, ProducerPart(11, 1, 0)))
     assert (result["error"], result["rows"]) == ("slow_down", [1]), "a near message need not wait for a far one"
